@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, positions_of
 from specserve.drafters.context import ContextCapacity
 from specserve.drafters.dialects import read_draft_spec
-from specserve.drafters.draft_times import DraftTimes
+from specserve.drafters.draft_times import DraftTimes, recall
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
@@ -52,7 +53,9 @@ from specserve.settings.config import (
     ResolvedConfig,
     read_resolved,
 )
+from specserve.settings.draft_files import DraftFile
 from specserve.settings.drafter_source import NGRAM
+from specserve.settings.hardware import probe
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.settings.topology import parse_topology
@@ -230,7 +233,9 @@ def _load(
     else:
         drafter = load_drafter(Path(speculation.drafter or ""), target, options)
     warm_up(drafter, options, size=DRAFT_BATCH_SIZE, num_kept=NUM_KEPT)
-    return drafter, time_drafts(drafter, options, sizes=_TIMED_SIZES, num_kept=NUM_KEPT)
+    measured = partial(time_drafts, drafter, options, sizes=_TIMED_SIZES, num_kept=NUM_KEPT)
+    file = DraftFile(config, speculation, "draft", probe())
+    return drafter, recall(file, lambda known: measured(known=known))
 
 
 def _num_context_tokens(

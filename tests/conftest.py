@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.processes.local_service import local_service
-from specserve.settings.step_files import FOLDER_VARIABLE
+from specserve.settings.kept_files import FOLDER_VARIABLE
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 # Inherited by every process a test starts, so that orphans of this run can be told from others.

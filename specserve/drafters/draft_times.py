@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from specserve.settings.draft_files import DraftFile, DraftRecord
 from specserve.types import DraftTime
 
 _TAKES = 2  # of each size, after one that is not counted; the shortest counts
@@ -48,6 +49,27 @@ class DraftTimes:
         low = self.all[place - 1]
         share = (num_blocks - low.num_blocks) / (high.num_blocks - low.num_blocks)
         return (1 - share) * low.seconds(num_tokens) + share * high.seconds(num_tokens)
+
+
+def recall(file: DraftFile, measured: Callable[[DraftTimes | None], DraftTimes]) -> DraftTimes:
+    """`measured` says what drafts take, quickly where it is told what they took before."""
+    record = file.read()
+    known = None if record is None else DraftTimes(record.times, record.enter_s)
+    found = measured(known)
+    if record is None and found.all:
+        file.write(DraftRecord(made_for=file.made_for, times=found.all, enter_s=found.enter_s))
+    return found
+
+
+def at_pace(known: DraftTimes, draft: TimedDraft, *, gamma: int = _CHAIN) -> DraftTimes:
+    """What an earlier process has measured, as long as one size of it takes now."""
+    first = known.all[0]
+    num_tokens = min(_CHAIN, gamma) if known.go_by_token else None
+    before_s = first.seconds(num_tokens or 0)
+    seconds = shortest(partial(draft, first.num_blocks, num_tokens))
+    pace = seconds / before_s if before_s > 0 else 1.0
+    times = [DraftTime(t.num_blocks, pace * t.fixed_s, pace * t.token_s) for t in known.all]
+    return DraftTimes(times, pace * known.enter_s)
 
 
 def measure(

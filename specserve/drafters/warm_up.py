@@ -31,9 +31,17 @@ def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: i
 
 
 def time_drafts(
-    drafter: Drafter, options: DrafterOptions, *, sizes: Sequence[int], num_kept: int
+    drafter: Drafter,
+    options: DrafterOptions,
+    *,
+    sizes: Sequence[int],
+    num_kept: int,
+    known: DraftTimes | None = None,
 ) -> DraftTimes:
-    """Of so many blocks each, `sizes` ascending, drawn as drafts mostly are."""
+    """Of so many blocks each, `sizes` ascending, drawn as drafts mostly are.
+
+    `known`: by an earlier process, which are brought to the pace of this one.
+    """
     device = options.device
     features = None
     if drafter.feature_size:
@@ -53,6 +61,8 @@ def time_drafts(
         drafter.truncate(_ROW, num_tokens)
 
     try:
+        if known is not None:
+            return draft_times.at_pace(known, draft, gamma=drafter.gamma)
         is_chain = drafter.stops_in_time
         times = draft_times.measure(draft, sizes, is_chain=is_chain, gamma=drafter.gamma)
         return DraftTimes(times, draft_times.shortest(enter))

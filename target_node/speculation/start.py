@@ -11,7 +11,9 @@ from specserve.drafters.context import ContextCapacity
 from specserve.drafters.usual_acceptance import GREEDY, usual_acceptance
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
+from specserve.settings.draft_files import DraftFile
 from specserve.settings.drafter_source import NGRAM
+from specserve.settings.hardware import probe
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.transport.control.draft_control import DraftControlTarget
 from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
@@ -294,6 +296,7 @@ class _Builder:
                 backend=runner.backend,
                 max_rows=max_rows,
                 max_positions=min(max_len, positions),
+                file=DraftFile(self._config, speculation, "target", probe()),
             )
             draft.pace = DraftPace(lambda: times, counts_entering=True)
         return draft

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from specserve.errors import Unavailable
-from specserve.settings import step_files
+from specserve.settings import kept_files, step_files
 from specserve.settings.config import Config, EngineConfig, ModelConfig
-from specserve.settings.step_files import StepCell, StepFile, StepRecord, cache_folder
+from specserve.settings.kept_files import cache_folder
+from specserve.settings.step_files import StepCell, StepFile, StepRecord
 from tests.specserve.settings.resolving import MACHINE, resolved
 
 
@@ -61,13 +62,13 @@ def test_what_was_measured_for_something_else_is_of_no_use(changed, monkeypatch,
         case "hardware":
             hardware = msgspec.structs.replace(MACHINE, cpu_name="another")
         case "torch":
-            monkeypatch.setattr(step_files, "_version", lambda package: "0.1")
+            monkeypatch.setattr(kept_files, "_version", lambda package: "0.1")
         case "specserve":
-            monkeypatch.setattr(step_files, "__version__", "0.0.0")
+            monkeypatch.setattr(kept_files, "__version__", "0.0.0")
         case "format":
             file_of().write(msgspec.structs.replace(record, format=0))
         case _:
-            monkeypatch.setattr(step_files, "_files", lambda target: "others")
+            monkeypatch.setattr(step_files, "mark_of", lambda model: "others")
     caplog.set_level("INFO")
     assert file_of(hardware=hardware).read() is None
     assert "timed again" in caplog.text
@@ -93,9 +94,9 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_a_line(folder, caplog):
 def test_another_model_of_the_same_name_is_noticed(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_text("some")
-    before = step_files._files(tmp_path), step_files._files(weights)
+    before = kept_files.mark_of(tmp_path), kept_files.mark_of(weights)
     os.utime(weights, (1, 1))
-    after = step_files._files(tmp_path), step_files._files(weights)
+    after = kept_files.mark_of(tmp_path), kept_files.mark_of(weights)
     assert before[0] != after[0]
     assert before[1] != after[1]
 
@@ -162,6 +163,6 @@ def test_smaller_limits_have_times_of_their_own():
 
 def test_a_model_that_changes_while_it_is_served_is_noticed_at_the_next_start(monkeypatch):
     served = file_of()
-    monkeypatch.setattr(step_files, "_files", lambda target: "others")
+    monkeypatch.setattr(step_files, "mark_of", lambda model: "others")
     kept(served)  # as it ends
     assert file_of().read() is None
