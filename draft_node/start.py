@@ -20,7 +20,7 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, positions_of
 from specserve.drafters.context import ContextCapacity
 from specserve.drafters.dialects import read_draft_spec
-from specserve.drafters.draft_times import DraftTimes, recall
+from specserve.drafters.draft_times import recall
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
@@ -135,7 +135,9 @@ def _build(
     target = TargetWeights.of(Path(config.model.target or ""))
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
     options = _options(config, target, dtype, backend)
-    drafter, times = _load(config, target, options)
+    drafter = _load(config, target, options)
+    measured = partial(time_drafts, drafter, options, sizes=_TIMED_SIZES, num_kept=NUM_KEPT)
+    times = recall(DraftFile(config, speculation, "draft", probe()), measured)
     usual = usual_acceptance(speculation, speculation.drafter or "", target.folder)
     settings = BatchSettings(
         fan_out=speculation.fan_out,
@@ -220,10 +222,8 @@ def _options(
     )
 
 
-def _load(
-    config: ResolvedConfig, target: TargetWeights, options: DrafterOptions
-) -> tuple[Drafter, DraftTimes]:
-    """The configured drafter, warm, and how long it takes.
+def _load(config: ResolvedConfig, target: TargetWeights, options: DrafterOptions) -> Drafter:
+    """The configured drafter, warm.
 
     Of the target it reads the embedding and the head at most.
     """
@@ -233,9 +233,7 @@ def _load(
     else:
         drafter = load_drafter(Path(speculation.drafter or ""), target, options)
     warm_up(drafter, options, size=DRAFT_BATCH_SIZE, num_kept=NUM_KEPT)
-    measured = partial(time_drafts, drafter, options, sizes=_TIMED_SIZES, num_kept=NUM_KEPT)
-    file = DraftFile(config, speculation, "draft", probe())
-    return drafter, recall(file, lambda known: measured(known=known))
+    return drafter
 
 
 def _num_context_tokens(

@@ -1,11 +1,10 @@
 """A drafter for a target in the same process."""
 
-from functools import partial
 from pathlib import Path
 
 from specserve.backends.base import Backend
 from specserve.drafters.dialects import read_draft_spec
-from specserve.drafters.draft_times import DraftTimes, recall
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
     DEFAULT_HIDDEN_GAMMA,
@@ -21,7 +20,6 @@ from specserve.drafters.warm_up import time_drafts, warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.settings.config import DRAFTER_BITS, NUM_KEPT, SpeculationConfig
-from specserve.settings.draft_files import DraftFile
 from specserve.settings.drafter_source import NGRAM
 
 _TIMED_ROWS = (1, 4, 16)
@@ -67,19 +65,18 @@ def times_of(
     backend: Backend,
     max_rows: int,
     max_positions: int,
-    file: DraftFile,
+    known: DraftTimes | None = None,
 ) -> DraftTimes:
     """How long what `load` returned takes for few rows and for many, up to `max_rows`.
 
-    `max_positions`: those that it was made for, if they are few; `file` keeps what is measured.
+    `max_positions`: those that it was made for, if they are few; `known`: by an earlier process.
     """
     most = min(_TIMED_LEN, max_positions)
     options = DrafterOptions(
         dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=most
     )
     sizes = [size for size in _TIMED_ROWS if size <= max_rows]
-    measured = partial(time_drafts, drafter, options, sizes=sizes, num_kept=NUM_KEPT)
-    return recall(file, lambda known: measured(known=known))
+    return time_drafts(drafter, options, sizes=sizes, num_kept=NUM_KEPT, known=known)
 
 
 def load_feature_spec(

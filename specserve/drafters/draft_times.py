@@ -9,6 +9,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Protocol
 
 from specserve.settings.draft_files import DraftFile, DraftRecord
 from specserve.types import DraftTime
@@ -51,11 +52,17 @@ class DraftTimes:
         return (1 - share) * low.seconds(num_tokens) + share * high.seconds(num_tokens)
 
 
-def recall(file: DraftFile, measured: Callable[[DraftTimes | None], DraftTimes]) -> DraftTimes:
-    """`measured` says what drafts take, quickly where it is told what they took before."""
+class Measured(Protocol):
+    """Says what drafts take; quickly where it is told what they took before."""
+
+    def __call__(self, *, known: DraftTimes | None) -> DraftTimes: ...
+
+
+def recall(file: DraftFile, measured: Measured) -> DraftTimes:
+    """What an earlier process has measured, at the pace of this one, or what this one does."""
     record = file.read()
     known = None if record is None else DraftTimes(record.times, record.enter_s)
-    found = measured(known)
+    found = measured(known=known)
     if record is None and found.all:
         file.write(DraftRecord(made_for=file.made_for, times=found.all, enter_s=found.enter_s))
     return found

@@ -10,8 +10,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from specserve.drafters.protocol import StoppingThreshold
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.admission import (
@@ -22,19 +20,12 @@ from specserve.sampling.verification.admission import (
 )
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from target_node.planning.acceptance import (
-    FIRST,
-    Acceptance,
-    FrozenAcceptance,
-    OwnAcceptance,
-    survival_of,
-)
+from target_node.planning.acceptance import Acceptance, FrozenAcceptance, survival_of
 from target_node.planning.draft_pace import DraftPace
-from target_node.planning.draft_trials import DraftTrials
-from target_node.planning.drafted_rounds import RowsToDraft
 from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
 from target_node.planning.round_prices import FrozenPrices, RoundPrices
+from target_node.planning.row_chooser import Chosen, RoundAhead, RowChooser
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -52,7 +43,7 @@ class RoundCosts(NamedTuple):
 
     prices: RoundPrices
     drafts: DraftPace | None = None  # what is drafted in a round, before its forward
-    may_pause: bool = False  # rows whose drafts bring less than they take are not drafted for
+    may_pause: bool = False  # rows whose drafts bring less than they take are left out
 
 
 class Admission:
@@ -81,7 +72,11 @@ class Admission:
         self._budget = budget
         self._prices = None if costs is None else costs.prices
         self._drafts = None if costs is None else costs.drafts
-        self._may_pause = costs is not None and costs.may_pause
+        self._chooser = None
+        if costs is not None and costs.drafts is not None:
+            self._chooser = RowChooser(
+                acceptance, costs.drafts, self.kind, may_leave_out=costs.may_pause
+            )
         self._max_positions = max_positions
         self._acceptance = acceptance
         self._is_asynchronous = is_asynchronous
@@ -89,20 +84,18 @@ class Admission:
         self._known_next: _Known | None = None  # ... and the next one, where it is another
         self._load: StoppingThreshold | None = None  # of this round, as it was known
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
-        self._own: dict[Sequence, OwnAcceptance] = {}  # of rows that were drafted for here
         self._candidates: list[Row] = []  # rows that may verify something, in this round
         self._drafted_kinds: set[str] = set()  # of the rows with drafts in this round
         self._num_rounds = 0  # in which somebody could be drafted for
-        self.drafted_for: list[Row] = []  # of the candidates: the others' drafts do not pay
-        self.chain_length = FIRST  # tokens, of those whose drafter has no confidences to end by
+        self.chosen = Chosen([])  # who of the candidates is drafted for: others' drafts do not pay
         self._has_paused = False  # in any round: nobody was drafted for
-        self._trials: dict[int, DraftTrials] = {}  # by decoding rows, in powers of two
         self._num_verified = self._num_accepted = 0  # drafted tokens so far
         self._has_warned = False
 
     def begin(self, rows: list[Row]) -> list[Row]:
         """A round begins; those of its rows in which drafted tokens may be verified."""
-        self._candidates = self.drafted_for = [row for row in rows if self._may_speculate(row)]
+        self._candidates = [row for row in rows if self._may_speculate(row)]
+        self.chosen = Chosen(self._candidates)
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         is_mixed = num_decoding < len(rows)
         if self._prices is not None:
@@ -110,57 +103,22 @@ class Admission:
         self._known = self._known_next or self._write_down(rows)
         if self._known.prices is not None:
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
-            if self._candidates and self._known.drafts is not None:
-                self._choose(rows, self._known.prices, self._known.drafts, is_mixed=is_mixed)
+            if self._chooser is not None and self._candidates:
+                self.chosen = self._chooser.choose(
+                    self._ahead(rows, self._known.prices, is_mixed=is_mixed)
+                )
         return self._candidates
 
-    def _choose(
-        self, rows: list[Row], prices: FrozenPrices, drafts: DraftPace, *, is_mixed: bool
-    ) -> None:
-        """Which candidates are drafted for in the round of `rows`, and how long their chains are.
-
-        Those whose blocks bring least are left out first. Who reads prompts besides has time.
-        """
-        if not drafts.is_known:
-            return
-        candidates, ahead = self._ranked(rows)
-        seconds = self._costs(rows, prices).seconds
-        best = ahead.best(drafts, seconds, counts=[len(candidates)])
-        if self._may_pause and not is_mixed:
-            some = ahead.best(drafts, seconds) if len(candidates) > 1 else best
-            num_paying = some.num_rows if ahead.pays(some, seconds) else 0
-            if not self._tries(len(rows), pays=num_paying == len(candidates)):
-                best, self.drafted_for = some, candidates[:num_paying]
-                for row in candidates[num_paying:]:
-                    self._own_of(row.sequence).pass_over()
-        self.chain_length = best.num_drafted
-
-    def _ranked(self, rows: list[Row]) -> tuple[list[Row], RowsToDraft]:
-        """The candidates, those first whose blocks bring most, and what these usually bring."""
-        acceptance = self._known.acceptance
-        kinds = [self.kind(row.sequence) for row in self._candidates]
-        standing = {kind: np.cumsum(acceptance.survivals(kind)) for kind in set(kinds)}
-        covered = {kind: acceptance.coverage(kind) for kind in standing}
-        factors = [self._own_of(row.sequence).factor for row in self._candidates]
-        brought = np.array([f * standing[kind] for f, kind in zip(factors, kinds, strict=True)])
-        shares = np.array([covered[kind] for kind in kinds])
-        order = np.argsort(-brought[:, -1] * shares, kind="stable")
-        num_tokens = sum(row.num_tokens for row in rows)
-        ahead = RowsToDraft(len(rows), num_tokens, brought[order], shares[order])
-        return [self._candidates[place] for place in order], ahead
-
-    def _tries(self, num_rows: int, *, pays: bool) -> bool:
-        """Whether all rows are drafted for: because that `pays`, or to find out whether it does."""
-        trials = self._trials.setdefault(num_rows.bit_length(), DraftTrials())
-        drafts_all = trials.drafts(pays=pays)
-        if drafts_all and trials.begins and self._drafts is not None:
-            self._drafts.doubt()
-            for kind in {self.kind(row.sequence) for row in self._candidates}:
-                self._acceptance.doubt(kind)
-        return drafts_all
-
-    def _own_of(self, sequence: Sequence) -> OwnAcceptance:
-        return self._own.setdefault(sequence, OwnAcceptance())
+    def _ahead(self, rows: list[Row], prices: FrozenPrices, *, is_mixed: bool) -> RoundAhead:
+        return RoundAhead(
+            candidates=self._candidates,
+            is_mixed=is_mixed,
+            num_rows=len(rows),
+            num_tokens=sum(row.num_tokens for row in rows),
+            costs=self._costs(rows, prices),
+            drafts=self._known.drafts,
+            acceptance=self._known.acceptance,
+        )
 
     def kind(self, sequence: Sequence) -> str:
         """Of verification: what is accepted is another matter in each."""
@@ -254,7 +212,7 @@ class Admission:
     def count_covered(self, found: Mapping[Sequence, Speculation]) -> None:
         """A drafter beside the target was asked for blocks of these rows, and `found` some."""
         by_kind: dict[str, list[bool]] = {}
-        for row in self.drafted_for:
+        for row in self.chosen.rows:
             by_kind.setdefault(self.kind(row.sequence), []).append(row.sequence in found)
         for kind, has_block in by_kind.items():
             self._acceptance.cover(kind, sum(has_block) / len(has_block))
@@ -262,7 +220,7 @@ class Admission:
     def _write_down(self, rows: Rows[Row]) -> "_Known":
         """What is known now of times and acceptance, and of which `rows` are behind."""
         prices = None if self._prices is None else self._prices.freeze()
-        drafts = None if self._drafts is None else self._drafts.freeze()
+        drafts = DraftPace() if self._drafts is None else self._drafts.freeze()
         weights = weights_of(row.sequence for row in rows)
         return _Known(prices, drafts, self._acceptance.freeze(), weights)
 
@@ -300,7 +258,8 @@ class Admission:
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         self._last_survivals.pop(sequence, None)
-        self._own.pop(sequence, None)
+        if self._chooser is not None:
+            self._chooser.forget(sequence)
 
     def observe(
         self,
@@ -324,9 +283,9 @@ class Admission:
             if row.sequence not in stand_ins:  # which another drafter may have drafted
                 history = self._acceptance.of(kind := self.kind(row.sequence))
                 history.observe(verified, result.num_accepted)
-                if row.sequence in self._own:
+                if self._chooser is not None:
                     usual = self._known.acceptance.survivals(kind)[:verified]
-                    self._own[row.sequence].observe(usual, result.num_accepted)
+                    self._chooser.observe(row.sequence, usual, result.num_accepted)
             self._num_verified += verified
             self._num_accepted += result.num_accepted
             records.append(
@@ -341,7 +300,7 @@ class Admission:
                 )
             )
         self._acceptance.settle(self._drafted_kinds)
-        self._has_paused |= bool(self._candidates) and not self.drafted_for
+        self._has_paused |= bool(self._candidates) and not self.chosen.rows
         self._warn()
         return records
 
@@ -399,7 +358,7 @@ class _Known(NamedTuple):
     """What admission knew at one moment."""
 
     prices: FrozenPrices | None
-    drafts: DraftPace | None
+    drafts: DraftPace
     acceptance: FrozenAcceptance
     weights: Mapping[Sequence, float]  # of rows that are behind
 

@@ -138,12 +138,12 @@ class SynchronousSpeculation:
 
     def propose(self, rows: list[Row]) -> list[Row]:
         self._admission.begin(rows)
-        drafted_for = self._admission.drafted_for
+        drafted_for, chain_length = self._admission.chosen
         if not drafted_for or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
         to_draft = [self._admission.to_draft(row) for row in drafted_for]
         threshold = self._admission.threshold(rows, len(drafted_for))
-        most = self._admission.chain_length if self._draft.is_blind else None
+        most = chain_length if self._draft.is_blind else None
         found = self._breaker.ask(
             lambda: self._draft.speculate(to_draft, threshold=threshold, most=most)
         )

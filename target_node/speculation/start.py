@@ -1,6 +1,7 @@
 """From the configuration to the `SpeculationSource` of a target leader."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import torch
 
 from specserve.drafters import colocated as colocated_drafters
 from specserve.drafters.context import ContextCapacity
+from specserve.drafters.draft_times import recall
 from specserve.drafters.usual_acceptance import GREEDY, usual_acceptance
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
@@ -290,14 +292,16 @@ class _Builder:
         if speculation.weighs_costs or speculation.mode == "auto":
             max_rows = self._config.engine.max_batch_rows
             positions = colocated_drafters.positions_of(speculation) or max_len
-            times = colocated_drafters.times_of(
+            measured = partial(
+                colocated_drafters.times_of,
                 drafter,
                 model=runner.model,
                 backend=runner.backend,
                 max_rows=max_rows,
                 max_positions=min(max_len, positions),
-                file=DraftFile(self._config, speculation, "target", probe()),
             )
+            file = DraftFile(self._config, speculation, "target", probe())
+            times = recall(file, measured)
             draft.pace = DraftPace(lambda: times, counts_entering=True)
         return draft
 

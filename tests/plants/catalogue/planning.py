@@ -10,6 +10,7 @@ _STEPS = "tests/target_node/planning/test_step_table.py"
 _COMPETING = "tests/target_node/planning/test_competing_rows.py"
 _PACE = "tests/target_node/planning/test_pace.py"
 _FORECAST = "tests/target_node/planning/test_forecast.py"
+_ROWS = "tests/target_node/planning/test_row_chooser.py"
 _SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
 
 PLANTS = [
@@ -217,24 +218,54 @@ PLANTS = [
         name="forecasts-that-are-not-frozen",
         file="target_node/planning/forecast.py",
         symbol="SynchronousRounds.freeze",
-        was="return replace(self, acceptance=self.acceptance.freeze())",
-        becomes="return self",
+        was="acceptance=self.acceptance.freeze()",
+        becomes="acceptance=self.acceptance",
         tests=(f"{_FORECAST}::test_what_is_learned_counts_once_somebody_refreshes",),
         breaks="what a round accepted decides on the mode of blocks that were drawn meanwhile",
         ways=_BOTH,
     ),
     Plant(
         name="drafts-that-take-no-time",
-        file="target_node/planning/acceptance.py",
-        symbol="drafts_pay",
-        was="(tokens / (draft_s + seconds)).max()",
-        becomes="(tokens / seconds).max()",
+        file="target_node/planning/drafted_rounds.py",
+        symbol="RowsToDraft.best",
+        was="speeds = tokens / (draft_s + verify_s)",
+        becomes="speeds = tokens / verify_s",
         tests=(
             "tests/target_node/planning/test_drafts_pay.py"
             "::test_what_drafts_bring_is_held_against_what_they_take",
         ),
         breaks="a drafter that is slower than what it brings is asked for ever",
         ways=frozenset({Way.SYNC}),
+    ),
+    Plant(
+        name="rows-that-bring-most-are-left-out",
+        file="target_node/planning/row_chooser.py",
+        symbol="RowChooser._ranked",
+        was="np.argsort(-brought[:, -1] * shares",
+        becomes="np.argsort(brought[:, -1] * shares",
+        tests=(f"{_ROWS}::test_a_row_of_which_nothing_stands_is_left_out_and_the_others_are_not",),
+        breaks="where not all drafts pay, the good ones are not made",
+        ways=frozenset({Way.SYNC}),
+    ),
+    Plant(
+        name="once-left-out-for-ever",
+        file="target_node/planning/row_chooser.py",
+        symbol="RowChooser.choose",
+        was="for row in ranked[num_paying:]:",
+        becomes="for row in ranked[:0]:",
+        tests=(f"{_ROWS}::test_a_row_that_was_left_out_is_drafted_for_again",),
+        breaks="a row whose first drafts were bad has none for hundreds of rounds",
+        ways=frozenset({Way.SYNC}),
+    ),
+    Plant(
+        name="drafts-of-the-round-itself-are-timed",
+        file="target_node/planning/draft_pace.py",
+        symbol="DraftPace.freeze",
+        was="found._factors = dict(self._factors)",
+        becomes="found._factors = self._factors",
+        tests=("tests/target_node/planning/test_draft_pace.py::test_what_is_frozen_stays",),
+        breaks="what a draft took decides on the mode of blocks that were drawn meanwhile",
+        ways=_BOTH,
     ),
     Plant(
         name="rejected-features-are-kept",

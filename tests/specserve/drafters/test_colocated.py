@@ -173,8 +173,7 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
         )
         weights = TargetWeights.of(target.folder)
         options = start._options(config, weights, torch.float32, BACKEND)
-        drafter, times = start._load(config, weights, options)
-        assert times.all[0].num_blocks == 1
+        drafter = start._load(config, weights, options)
     assert warmed == [drafter]
 
 

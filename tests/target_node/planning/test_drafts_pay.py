@@ -108,8 +108,8 @@ class Rounds:
         """One round; whether it drafted."""
         admission, rows = self._round.admission, self._round.rows
         admission.begin(rows)
-        drafts = bool(admission.drafted_for)
-        found = {row.sequence: Speculation((3, 3, 3)) for row in admission.drafted_for}
+        drafts = bool(admission.chosen.rows)
+        found = {row.sequence: Speculation((3, 3, 3)) for row in admission.chosen.rows}
         found = found if has_blocks else {}
         if drafts:
             self._time.now_s += self.draft_s
@@ -189,10 +189,10 @@ def test_a_round_that_reads_prompts_besides_drafts_always(monkeypatch):
         rounds.play(0)
     admission, (decoding, reading) = rounds._round.admission, rounds._round.rows
     admission.begin([decoding, reading])
-    assert not admission.drafted_for
+    assert not admission.chosen.rows
     reading.sequence.num_computed = 0  # it reads its prompt
     admission.begin([decoding, reading])
-    assert admission.drafted_for == [decoding]
+    assert admission.chosen.rows == [decoding]
 
 
 def test_kinds_of_verification_are_told_apart():

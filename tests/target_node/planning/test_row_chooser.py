@@ -1,0 +1,94 @@
+"""Rows whose drafts do not pay are left out, one by one, and get another chance."""
+
+import pytest
+
+from specserve.drafters.draft_times import DraftTimes
+from specserve.types import DraftTime, Speculation
+from target_node.planning.acceptance import OwnAcceptance
+from target_node.planning.draft_pace import DraftPace
+from target_node.planning.policies import ThresholdPolicy
+from target_node.planning.round_prices import RoundPrices
+from target_node.planning.step_table import Cell, Slopes, StepTable
+from target_node.sampler import SampledRow
+from tests.backends.chosen import BACKEND
+from tests.target_node.speculation.test_speculation import Round
+
+GAMMA = 3
+
+
+class Rounds:
+    """Of rows whose blocks take a twentieth of a forward each, and of whose tokens some stand."""
+
+    def __init__(self, num_rows: int, *, may_pause: bool = True, token_s: float = 0.05) -> None:
+        table = StepTable()
+        table.learn({n: Cell(1 + token_s * n, 8) for n in (1, 64)}, Slopes())
+        times = DraftTimes([DraftTime(n, 0.05 * n, 0.0) for n in (1, 64)])
+        self.round = Round(
+            [5] * num_rows,
+            places=9,
+            spare=9 * num_rows,
+            gamma=GAMMA,
+            prices=RoundPrices(BACKEND, table),
+            drafts=DraftPace(lambda: times),
+            may_pause=may_pause,
+            budget=ThresholdPolicy(),
+        )
+
+    def play(self, num_accepted: list[int]) -> list[int]:
+        """One round, with so many tokens of each row that stand; the rows that had drafts."""
+        admission, rows = self.round.admission, self.round.rows
+        admission.begin(rows)
+        chosen = [row.sequence for row in admission.chosen.rows]
+        found = {sequence: Speculation((3,) * GAMMA) for sequence in chosen}
+        admission.count_covered(found)
+        admitted = admission.admit(rows, found)
+        results = [
+            SampledRow([2] * (1 + number), number) if row.sequence in found else SampledRow([2], 0)
+            for row, number in zip(rows, num_accepted, strict=True)
+        ]
+        admission.observe(admitted, results)
+        self.round.end()
+        return sorted(row.sequence.arrival for row in rows if row.sequence in chosen)
+
+
+@pytest.mark.parametrize("may_pause", [True, False])
+def test_a_row_of_which_nothing_stands_is_left_out_and_the_others_are_not(may_pause):
+    rounds = Rounds(3, may_pause=may_pause)
+    drafted = [rounds.play([GAMMA, 0, GAMMA]) for _ in range(200)]
+    late = drafted[100:]
+    assert all({0, 2} <= set(each) for each in late)
+    assert (sum(1 in each for each in late) < 0.3 * len(late)) is may_pause
+
+
+def test_a_row_that_was_left_out_is_drafted_for_again():
+    rounds = Rounds(3)
+    for _ in range(100):
+        rounds.play([GAMMA, 0, GAMMA])
+    drafted = [rounds.play([GAMMA] * 3) for _ in range(150)]  # sooner than by the next trial
+    assert sum(1 in each for each in drafted[-20:]) > 15
+
+
+def test_rows_that_are_alike_are_all_drafted_for():
+    rounds = Rounds(4, token_s=0.0)
+    assert all(rounds.play([2, 2, 2, 2]) == [0, 1, 2, 3] for _ in range(300))
+
+
+def test_under_saturation_nobody_is_drafted_for():
+    """A token costs what plain decoding pays for one: none stands often enough."""
+    rounds = Rounds(8, token_s=10.0)
+    drafted = [rounds.play([n % 2, (n + 1) % 2] * 4) for n in range(400)]
+    assert sum(map(bool, drafted[-200:])) <= 16  # but for a trial
+
+
+def test_how_a_row_fares_is_held_against_what_is_usual():
+    own = OwnAcceptance()
+    assert own.factor == 1.0
+    for _ in range(50):
+        own.observe([0.8, 0.6], 2)
+    assert 1.2 < own.factor < 1.5
+    for _ in range(200):
+        own.observe([0.8, 0.6], 0)
+    assert own.factor < 0.2
+    for _ in range(300):
+        own.pass_over()
+    assert own.factor > 0.9
