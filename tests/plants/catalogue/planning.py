@@ -227,9 +227,9 @@ PLANTS = [
     Plant(
         name="drafts-that-take-no-time",
         file="target_node/planning/drafted_rounds.py",
-        symbol="RowsToDraft.best",
-        was="speeds = tokens / (draft_s + verify_s)",
-        becomes="speeds = tokens / verify_s",
+        symbol="DraftedRound.seconds",
+        was="return self.draft_s + self.verify_s",
+        becomes="return self.verify_s",
         tests=(
             "tests/target_node/planning/test_drafts_pay.py"
             "::test_what_drafts_bring_is_held_against_what_they_take",

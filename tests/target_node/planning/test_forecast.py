@@ -219,13 +219,15 @@ def test_what_is_learned_counts_once_somebody_refreshes():
         slower=1.1,
     )
     models = {"off": PlainRounds(), "sync": beside, "async": ahead}
-    forecasts = Forecasts(models, table_now)
+    forecasts, unasked = (Forecasts(models, table_now) for _ in range(2))
     before = forecasts.speeds(ONE)
     for _ in range(50):
+        beside.drafts.observe(1, 3, 0.5)
         acceptance.of("greedy").observe(3, 0)
         hits.observe("greedy", 8, 0.0)
         table_now.observe(StepSize(1, 1, 300), 1.4)
     assert forecasts.speeds(ONE) == before
+    assert unasked.speeds(ONE) == before
     forecasts.refresh()
     after = forecasts.speeds(ONE)
     assert all(after[mode] < before[mode] for mode in models)
