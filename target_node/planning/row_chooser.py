@@ -21,6 +21,7 @@ from target_node.planning.drafted_rounds import RowsToDraft
 from target_node.scheduler import Row
 from target_node.sequence import Sequence as TokenSequence
 
+_STANDS = 4  # rounds of the same rows
 _AS_GOOD = 0.99  # of the best speed: then all are drafted for
 
 
@@ -43,6 +44,15 @@ class RoundAhead(NamedTuple):
     acceptance: FrozenAcceptance
 
 
+class _Weighed(NamedTuple):
+    """Candidates, and how many of them pay."""
+
+    order: list[int]  # their places, those first whose blocks bring most
+    every_length: int  # of chains, if all are drafted for
+    num_paying: int
+    best_length: int  # of chains, if those are that pay
+
+
 class RowChooser:
     """Of one drafter that drafts before each forward."""
 
@@ -62,26 +72,25 @@ class RowChooser:
         self._may_leave_out = may_leave_out
         self._own: dict[TokenSequence, OwnAcceptance] = {}
         self._trials: dict[int, DraftTrials] = {}  # by rows, in powers of two
+        self._weighed = _Weighed([], FIRST, 0, FIRST)
+        self._about: object = None  # what it was weighed for
+        self._num_left = 0  # rounds that it stands
 
     def choose(self, ahead: RoundAhead) -> Chosen:
         """For a round that begins. A mixed one takes long anyway: nobody is left out."""
         candidates = ahead.candidates
         if not ahead.drafts.is_known:
             return Chosen(candidates)
-        ranked, to_draft = self._ranked(ahead)
-        seconds, num_candidates = ahead.costs.seconds, len(candidates)
-        every = best = to_draft.best(ahead.drafts, seconds, counts=[num_candidates])
+        weighed = self._weighed_lately(ahead)
         if ahead.is_mixed or not self._may_leave_out:
-            return Chosen(candidates, every.num_drafted)
-        if num_candidates > 1:
-            best = to_draft.best(ahead.drafts, seconds)
-            best = every if every.speed >= _AS_GOOD * best.speed else best
-        num_paying = best.num_rows if to_draft.pays(best, seconds) else 0
-        if self._tries(ahead, pays=num_paying == num_candidates):
-            return Chosen(candidates, every.num_drafted)
+            return Chosen(candidates, weighed.every_length)
+        num_paying = weighed.num_paying
+        if self._tries(ahead, pays=num_paying == len(candidates)):
+            return Chosen(candidates, weighed.every_length)
+        ranked = [candidates[place] for place in weighed.order]
         for row in ranked[num_paying:]:
             self._own_of(row.sequence).pass_over()
-        return Chosen(ranked[:num_paying], best.num_drafted)
+        return Chosen(ranked[:num_paying], weighed.best_length)
 
     def observe(
         self, sequence: TokenSequence, survivals: Sequence[float], num_accepted: int
@@ -94,8 +103,26 @@ class RowChooser:
         """The sequence has ended."""
         self._own.pop(sequence, None)
 
-    def _ranked(self, ahead: RoundAhead) -> tuple[list[Row], RowsToDraft]:
-        """The candidates, those first whose blocks bring most, and what these usually bring."""
+    def _weighed_lately(self, ahead: RoundAhead) -> _Weighed:
+        """What stands for some rounds of the same rows: it changes slowly, and takes a while."""
+        about = [row.sequence for row in ahead.candidates], ahead.is_mixed, ahead.num_rows
+        if about != self._about or not self._num_left:
+            self._weighed, self._about, self._num_left = self._weigh(ahead), about, _STANDS
+        self._num_left -= 1
+        return self._weighed
+
+    def _weigh(self, ahead: RoundAhead) -> _Weighed:
+        order, to_draft = self._ranked(ahead)
+        seconds, num_candidates = ahead.costs.seconds, len(order)
+        every = best = to_draft.best(ahead.drafts, seconds, counts=[num_candidates])
+        if num_candidates > 1 and self._may_leave_out:
+            best = to_draft.best(ahead.drafts, seconds)
+            best = every if every.speed >= _AS_GOOD * best.speed else best
+        num_paying = best.num_rows if to_draft.pays(best, seconds) else 0
+        return _Weighed(order, every.num_drafted, num_paying, best.num_drafted)
+
+    def _ranked(self, ahead: RoundAhead) -> tuple[list[int], RowsToDraft]:
+        """Places of the candidates, those first whose blocks bring most; what these bring."""
         rows, acceptance = ahead.candidates, ahead.acceptance
         kinds = [self._kind_of(row.sequence) for row in rows]
         standing = {kind: np.cumsum(acceptance.survivals(kind)) for kind in set(kinds)}
@@ -105,7 +132,7 @@ class RowChooser:
         shares = np.array([covered[kind] for kind in kinds])
         order = np.argsort(-brought[:, -1] * shares, kind="stable")
         to_draft = RowsToDraft(ahead.num_rows, ahead.num_tokens, brought[order], shares[order])
-        return [rows[place] for place in order], to_draft
+        return order.tolist(), to_draft
 
     def _tries(self, ahead: RoundAhead, *, pays: bool) -> bool:
         """Whether all rows are drafted for: because that `pays`, or to find out whether it does."""
