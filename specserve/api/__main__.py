@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from specserve.api.http.server import HttpServer
 from specserve.api.hub import TargetSilent
 from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
@@ -50,17 +51,25 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> Non
     defaults = sampling_defaults(folder, config.model.generation_config)
     service = Service(config, control_dir, TextTokenizer(folder), defaults)
     server = GrpcServer(service)
+    http_port = config.server.http_port_wish
+    http = None if http_port is None else HttpServer(service, http_port)
     await server.start()
+    if http is not None:
+        await http.start()
     listening = asyncio.create_task(_listen(service), name="stdin")
     try:
         if not await _unless(stop_requests.get(), service.until_ready()):
             return
-        report_ready(ready_fd, address=server.address)
+        http_url = "" if http is None else http.url
+        report_ready(ready_fd, address=server.address, http_url=http_url)
         await _unless(stop_requests.get(), server.failed())
         log.info("draining")
         await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
     finally:
         listening.cancel()
+        service.hub.shut_down()
+        if http is not None:
+            await http.stop()
         await server.stop()
 
 

@@ -1,6 +1,8 @@
 # pyright: strict
 """What a caller asks for, in no wire's terms, and the limits that it is held against."""
 
+from typing import Any
+
 import msgspec
 
 from specserve.types import Ready, SamplingParams
@@ -16,6 +18,14 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the chat template writes a conversation."""
+
+    begins_answer: bool = True  # what follows is the assistant's
+    continues_last: bool = False  # ... or the rest of the last message
+    variables: dict[str, Any] = {}  # that the template may read besides
+
+
 class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A caller's wishes about speculation; one that cannot be met is refused, never ignored."""
 
@@ -28,6 +38,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     """One request before validation. None means the documented default."""
 
     prompt: str | list[int] | list[ChatMessage]
+    chat: ChatOptions = ChatOptions()
     sampling: SamplingParams = SamplingParams()
     request_id: str | None = None
     model: str | None = None

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from specserve.api.call import ChatMessage, GenerateCall, SpecOptions, limits_of
+from specserve.api.call import GenerateCall, SpecOptions, limits_of
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
 from specserve.api.open_request import OpenRequest
@@ -99,7 +99,7 @@ class Session:
         validate_sampling(call.sampling, limits)
         request = Request(
             request_id=self.request_id,
-            prompt_token_ids=await self._encode(call.prompt),
+            prompt_token_ids=await self._tokenizer.encode_prompt(call.prompt, call.chat),
             sampling=call.sampling,
             seed=secrets.randbits(64) if call.seed is None else call.seed,
             seeded_by_user=call.seed is not None,
@@ -110,14 +110,6 @@ class Session:
             min_tokens_per_s=call.min_tokens_per_s,
         )
         return validate_request(request, limits)
-
-    async def _encode(self, prompt: str | list[int] | list[ChatMessage]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._tokenizer.encode(prompt)
-        messages = [item for item in prompt if isinstance(item, ChatMessage)]
-        if messages:
-            return await self._tokenizer.encode_chat(messages)
-        return [item for item in prompt if isinstance(item, int)]
 
     def _read_round(self, opened: OpenRequest, deltas: list[SampleDelta]) -> Iterator[Event]:
         for delta in deltas:

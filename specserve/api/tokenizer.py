@@ -16,7 +16,7 @@ import msgspec
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specserve.api.call import ROLES, ChatMessage
+from specserve.api.call import ROLES, ChatMessage, ChatOptions
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.tokenizer_files import load_tokenizer, read_chat_template
@@ -27,7 +27,11 @@ _NUM_THREADS = 2
 _MAX_MESSAGES = 4096
 _MAX_PROBLEM_CHARS = 200
 
+_AS_USUAL = ChatOptions()
+_RESERVED = frozenset({"messages", "add_generation_prompt"})
+
 _ResultT = TypeVar("_ResultT")
+Render = Callable[[list[dict[str, str]], ChatOptions], str]
 
 
 class TextTokenizer:
@@ -46,12 +50,25 @@ class TextTokenizer:
     def has_chat_template(self) -> bool:
         return self._chat is not None
 
+    async def encode_prompt(
+        self, prompt: str | list[int] | list[ChatMessage], chat: ChatOptions
+    ) -> list[int]:
+        """Ids of a prompt in any of its forms."""
+        if isinstance(prompt, str):
+            return await self.encode(prompt)
+        messages = [item for item in prompt if isinstance(item, ChatMessage)]
+        if messages:
+            return await self.encode_chat(messages, chat)
+        return [item for item in prompt if isinstance(item, int)]
+
     async def encode(self, text: str) -> list[int]:
         """Ids of `text` with the special tokens the tokenizer adds by itself."""
         self._check_size(len(text))
         return await self._off_loop(lambda: self._encode(text, add_special_tokens=True))
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_USUAL
+    ) -> list[int]:
         """Ids of the conversation as the chat template writes it, ready for the answer."""
         if self._chat is None:
             raise Unsupported("chat: the model has no chat template; send text or token_ids")
@@ -62,7 +79,7 @@ class TextTokenizer:
                 known = ", ".join(ROLES)
                 raise InvalidField("chat.role", f"{message.role[:64]!r} is not one of {known}")
         self._check_size(sum(len(message.content) for message in messages))
-        return await self._off_loop(lambda: self._encode_chat(messages))
+        return await self._off_loop(lambda: self._encode_chat(messages, options))
 
     def detokenizer(self) -> Detokenizer:
         """For one sample."""
@@ -112,11 +129,13 @@ class TextTokenizer:
             raise InvalidField("prompt", problem)
         return ids
 
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
         assert self._chat is not None
         turns = [{"role": message.role, "content": message.content} for message in messages]
+        if reserved := sorted(_RESERVED & options.variables.keys()):
+            raise InvalidField("chat_template_kwargs", f"{reserved[0]!r} is not for clients to set")
         try:
-            text = self._chat(turns)
+            text = self._chat(turns, options)
         except TemplateError as error:
             problem = f"refused by the chat template: {_one_line(error)}"
             raise InvalidField("chat", problem) from error
@@ -124,10 +143,25 @@ class TextTokenizer:
             name = type(error).__name__
             problem = f"chat: the model's chat template fails: {name}: {_one_line(error)}"
             raise Unsupported(problem) from error
+        if options.continues_last:
+            text = _until_end_of(turns[-1]["content"], text)
         return self._encode(text, add_special_tokens=False)
 
 
-def _chat_template(model: Path) -> Callable[[list[dict[str, str]]], str] | None:
+def _until_end_of(content: str, text: str) -> str:
+    """A conversation without what the template writes behind its last message.
+
+    Templates may strip a message's own spaces, which then are no part of it.
+    """
+    content = content.rstrip()
+    place = text.rfind(content)
+    if not content or place < 0:
+        problem = "the chat template does not write the last message as it is"
+        raise InvalidField("continue_final_message", problem)
+    return text[: place + len(content)]
+
+
+def _chat_template(model: Path) -> Render | None:
     source, special = read_chat_template(model)
     if source is None:
         return None
@@ -136,11 +170,17 @@ def _chat_template(model: Path) -> Callable[[list[dict[str, str]]], str] | None:
     except Exception as error:  # Python may refuse what jinja has made of it
         problem = f"model.target: chat template of {model}: {_one_line(error)}"
         raise Unsupported(problem) from error
-    return lambda turns: _render(template, turns, special)
+    return lambda turns, options: _render(template, turns, options, special)
 
 
-def _render(template: Template, turns: list[dict[str, str]], special: dict[str, str]) -> str:
-    return template.render(messages=turns, add_generation_prompt=True, tools=None, **special)
+def _render(
+    template: Template,
+    turns: list[dict[str, str]],
+    options: ChatOptions,
+    special: dict[str, str],
+) -> str:
+    variables = {"tools": None, **options.variables, **special}
+    return template.render(messages=turns, add_generation_prompt=options.begins_answer, **variables)
 
 
 def _one_line(error: Exception) -> str:

@@ -21,7 +21,12 @@ from specserve.commands.remarks import (
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.errors import SpecserveError
 from specserve.processes.launch import launch, require_free_port, resolve_here
-from specserve.processes.process import die_with_parent, report_failure, report_ready
+from specserve.processes.process import (
+    ReadyReport,
+    die_with_parent,
+    report_failure,
+    report_ready,
+)
 from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
 from specserve.processes.supervisor import EXIT_REFUSED, Ending
 from specserve.settings.config import Config, ResolvedConfig
@@ -72,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = resolve_here(wish)
         setup_logging("supervisor", config.telemetry.log_level)
         require_free_port(config.server.grpc_port)
+        if (http_port := config.server.http_port_wish) is not None:
+            require_free_port(http_port, "server.http_port", "--http-port")
         announcer.resolved(wish, config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:
@@ -111,14 +118,17 @@ class _Announcer:
         if config.oversubscribed:
             log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
 
-    def ready(self, address: str) -> None:
+    def ready(self, report: ReadyReport) -> None:
         if self._ready_fd is not None:
-            report_ready(self._ready_fd, address=address)
+            report_ready(self._ready_fd, address=report.address, http_url=report.http_url)
             self._ready_fd = None
-        elif is_stdout_open():
-            write_stdout(f"listening on {address}\n")
-        else:
-            log.info("listening on %s", address)
+            return
+        lines = [f"OpenAI-compatible API at {report.http_url}/v1"] if report.http_url else []
+        for line in (*lines, f"listening on {report.address}"):
+            if is_stdout_open():
+                write_stdout(f"{line}\n")
+            else:
+                log.info("%s", line)
 
     def ended(self, ending: Ending) -> None:
         if not ending.error:

@@ -23,6 +23,8 @@ _VALUE_FLAGS = (
     ("--threads", "topology.threads", "CORES", "cores per target rank on CPU (default 1)"),
     ("--draft-threads", "speculation.draft_threads", "CORES", "cores per draft process on CPU"),
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
+    ("--http-port", "server.http_port", "PORT",
+     "of the OpenAI-compatible API; 0 takes any free one (default 8000, with --port 0 any)"),
     ("--max-queued-requests", "server.max_queued_requests", "REQUESTS",
      "in flight; more are refused (default 1024)"),
     ("--drain-timeout-s", "server.drain_timeout_s", "SECONDS",
@@ -57,6 +59,8 @@ _VALUE_FLAGS = (
      "of keys and values (default: bfloat16 with --dtype bfloat16, else what is computed in)"),
 )  # fmt: skip
 _SWITCHES = (
+    ("--http", "server.http", "serve the OpenAI-compatible API, too (default)"),
+    ("--lenient", "server.lenient", "leave unknown fields of HTTP bodies out, with a warning"),
     ("--oversubscribe", "topology.oversubscribe", "share devices, and cores with all that runs"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),

@@ -117,11 +117,6 @@ class Child:
         """With status 0, as of the last `reap`."""
         return self._process.returncode == 0
 
-    @property
-    def address(self) -> str:
-        """host:port, of a ready API process."""
-        return self.report.address if self.report else ""
-
     def reap(self) -> bool:
         """Collect the exit status; True if the child died since the last look."""
         return self.alive and self._process.poll() is not None

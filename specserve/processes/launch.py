@@ -16,6 +16,7 @@ import msgspec
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
 from specserve.processes.child import ChildCommand
+from specserve.processes.process import ReadyReport
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervisor import Ending, Supervisor
@@ -47,9 +48,9 @@ def resolve_here(config: Config) -> ResolvedConfig:
 
 
 def launch(
-    config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[str], None]
+    config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[ReadyReport], None]
 ) -> Ending:
-    """Serve until a signal or a failure; `on_ready` gets host:port once requests are accepted."""
+    """Serve until a signal or a failure; `on_ready` hears where once requests are accepted."""
     with SignalPipe() as signals, run_dir(runtime_root) as folder:  # no signal keeps the folder
         path = folder / "config.json"
         write_resolved(config, path)
@@ -83,7 +84,7 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     ]
 
 
-def require_free_port(port: int) -> None:
+def require_free_port(port: int, setting: str = "server.grpc_port", flag: str = "--port") -> None:
     """Fail before loading a model. The API process binds later, and reports a lost race itself.
 
     Raises InvalidField for a port in use, Unsupported for one that this process may not have.
@@ -93,10 +94,10 @@ def require_free_port(port: int) -> None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((HOST, port))
     except PermissionError as error:
-        raise Unsupported(f"server.grpc_port: no permission to listen on {port}") from error
+        raise Unsupported(f"{setting}: no permission to listen on {port}") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            problem = f"{HOST}:{port} is in use; --port 0 takes any free one"
-            raise InvalidField("server.grpc_port", problem) from error
-        problem = f"server.grpc_port: cannot listen on {HOST}:{port}: {error.strerror}"
+            problem = f"{HOST}:{port} is in use; {flag} 0 takes any free one"
+            raise InvalidField(setting, problem) from error
+        problem = f"{setting}: cannot listen on {HOST}:{port}: {error.strerror}"
         raise Unsupported(problem) from error

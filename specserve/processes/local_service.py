@@ -17,6 +17,7 @@ from specserve.processes.process import ReadyReport, decode_report
 from specserve.processes.stop_signals import stops_deferred, stops_unwind
 
 _STOP_TIMEOUT_S = 60.0
+_OWN_FLAGS = ("--port", "0", "--no-http", "--log-level", "warning")
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def local_service(flags: Sequence[str] = ()) -> Generator[str]:
     with stops_unwind():
         try:
             with stops_deferred():  # between its start and `process` there is nobody to stop it
-                process, ready_fd = _start(["--port", "0", "--log-level", "warning", *flags])
+                process, ready_fd = _start([*_OWN_FLAGS, *flags])
             yield _await_ready(ready_fd).address
         finally:
             if process is not None:

@@ -49,7 +49,8 @@ class ReadyReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str = ""  # one line, when not ready
     code: str = ""  # its gRPC status name
     is_consequence: bool = False  # `error` began in another process: that one is to blame
-    address: str = ""  # host:port, from the API process
+    address: str = ""  # host:port of gRPC, from the API process
+    http_url: str = ""  # of the OpenAI-compatible API; empty without
 
 
 def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
@@ -135,9 +136,9 @@ def pin(placement: Placement) -> None:
         os.sched_setaffinity(0, placement.cores)
 
 
-def report_ready(ready_fd: int, *, address: str = "") -> None:
+def report_ready(ready_fd: int, *, address: str = "", http_url: str = "") -> None:
     """Tell the supervisor that this child serves. The pipe stays open for `report_failure`."""
-    _report(ready_fd, ReadyReport(ready=True, address=address))
+    _report(ready_fd, ReadyReport(ready=True, address=address, http_url=http_url))
 
 
 def report_failure(

@@ -25,7 +25,7 @@ from specserve.errors import Unavailable
 from specserve.processes.child import Child, ChildCommand, environment
 from specserve.processes.draft_keeper import DraftKeeper
 from specserve.processes.forkserver.handle import Forkserver
-from specserve.processes.process import adopt_orphans, reap_strays
+from specserve.processes.process import ReadyReport, adopt_orphans, reap_strays
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.stop_signals import STOP_SIGNALS, signal_exit
 
@@ -100,8 +100,8 @@ class Supervisor:
         self._is_draining = False
         self._deaf_until_s = -math.inf  # to stop signals; CLOCK_MONOTONIC
 
-    def run(self, on_ready: Callable[[str], None]) -> Ending:
-        """Start everything, call `on_ready(address)`, and return when all children are gone."""
+    def run(self, on_ready: Callable[[ReadyReport], None]) -> Ending:
+        """Start everything, say where requests are accepted, return when all children are gone."""
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._signals.reader, selectors.EVENT_READ)
@@ -116,7 +116,9 @@ class Supervisor:
                     self._start(command)
                 ending = self._await_ready()
                 if ending is None:
-                    on_ready(self._api().address)
+                    report = self._api().report
+                    assert report is not None
+                    on_ready(report)
                     ending = self._serve()
                 return ending
             finally:

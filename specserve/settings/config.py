@@ -33,6 +33,7 @@ DEFAULT_MODE = "auto"  # of speculation
 MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.noise`
 
 # What nobody has a reason to choose, and several processes have to agree on.
+USUAL_HTTP_PORT = 8000  # as of other engines, whose clients ask there
 HOST = "127.0.0.1"  # that the API listens on: there is no authentication
 BLOCK_SIZE = 16  # tokens of a KV block
 # The likeliest tokens that a draft distribution keeps, in the rejection family. What is cut off is
@@ -93,8 +94,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`[server]`: the door."""
 
     grpc_port: Port = 7411  # 0: any free port, printed at start
+    http: bool = True  # the OpenAI-compatible API, beside gRPC
+    # 0: any free port; None: 8000, or any free one where `grpc_port` is 0.
+    http_port: Port | None = None
+    lenient: bool = False  # unknown fields of HTTP bodies are left out with a warning, not refused
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
+
+    @property
+    def http_port_wish(self) -> int | None:
+        """To be bound; None: no HTTP."""
+        if not self.http:
+            return None
+        usual = USUAL_HTTP_PORT if self.grpc_port else 0
+        return usual if self.http_port is None else self.http_port
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specserve.api.__main__ import handle_line
+from specserve.api.http.server import HttpServer
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
@@ -100,9 +101,16 @@ class Rig:
     async def _start(self) -> None:
         self.service = Service(self._config, self._control_dir, self.tokenizer, **self._limits)
         self.server = GrpcServer(self.service)
+        self.http = HttpServer(self.service, 0)
         await self.server.start()
+        await self.http.start()
         await self.service.until_ready()
-        self.address = self.server.address
+        self.address, self.url = self.server.address, self.http.url
+
+    async def _stop(self) -> None:
+        self.service.hub.shut_down()
+        await self.http.stop()
+        await self.server.stop()
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 5) -> float:
         """Wait for `condition`; seconds it took."""
@@ -124,7 +132,7 @@ class Rig:
             self._loop.call_soon_threadsafe(handle_line, self.service, line)
 
     def close(self) -> None:
-        self.call(self.server.stop())
+        self.call(self._stop())
         self.target.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -139,12 +147,13 @@ def rigs_in(model_folder: Path, folder: Path) -> Iterator[Callable[..., Rig]]:
         max_model_len: int = 512,
         num_drafts: int = 0,
         max_queued_requests: int = 1024,
+        lenient: bool = False,
         **limits: int,
     ) -> Rig:
         """`limits`: those of `Service`."""
         control_dir = folder / f"control{len(rigs)}"
         control_dir.mkdir(mode=0o700)
-        server = ServerConfig(grpc_port=0, max_queued_requests=max_queued_requests)
+        server = ServerConfig(grpc_port=0, max_queued_requests=max_queued_requests, lenient=lenient)
         rigs.append(Rig(model_folder, control_dir, server, max_model_len, num_drafts, limits))
         return rigs[-1]
 

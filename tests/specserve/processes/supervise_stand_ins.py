@@ -41,7 +41,9 @@ def main(folder: Path, num_ranks: int, num_drafts: int, preload: str) -> int:
             drain_timeout_s=0.5,
             draft_timeout_s=0.5,
         )
-        ending = supervisor.run(on_ready=lambda address: (folder / "ready").write_text(address))
+        ending = supervisor.run(
+            on_ready=lambda report: (folder / "ready").write_text(report.address)
+        )
     if ending.error:
         sys.stderr.write(f"specserve: {ending.error}\n")
     return ending.exit_code

@@ -1,0 +1,201 @@
+# pyright: strict
+"""From events to what OpenAI's clients read: whole answers and chunks of streams.
+
+Field names are OpenAI's, with what vLLM adds: `stop_reason`, `token_ids`, `prompt_logprobs`, and
+`metrics.speculative_decoding` of requests with one sample.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from specserve.api.events import Finished, PromptInfo, SampleEnd, SpecRecord, TokenDelta, Usage
+from specserve.types import Logprobs
+
+Json = dict[str, Any]
+
+
+def usage_of(usages: Sequence[Usage]) -> Json:
+    """Of all calls of a request together."""
+    prompt, generated, cached = (
+        sum(getattr(usage, name) for usage in usages)
+        for name in ("num_prompt_tokens", "num_generated_tokens", "num_cached_tokens")
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def speculation_of(record: SpecRecord, gamma: int) -> Json | None:
+    """What speculation did for one sample, as aiperf and vLLM's clients read it; None: nothing.
+
+    `acceptance_histogram`: rounds by the number of drafted tokens that stood, 0 to `gamma`.
+    """
+    if not record.num_drafts:
+        return None
+    reached = [record.num_drafts, *record.num_accepted_tokens_per_pos]
+    reached += [0] * max(1, gamma + 2 - len(reached))
+    histogram = [more - fewer for more, fewer in pairwise(reached)]
+    verified = record.num_draft_tokens
+    return {
+        "mean_acceptance_length": 1 + record.num_accepted_tokens / record.num_drafts,
+        "draft_acceptance_rate": record.num_accepted_tokens / verified if verified else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": record.num_drafts,
+        "num_accepted_draft_tokens": record.num_accepted_tokens,
+        "num_draft_tokens": verified,
+        "num_spec_tokens": len(histogram) - 1,
+    }
+
+
+# --- log probabilities -----------------------------------------------------------------------
+
+
+def _shown(token: bytes) -> str:
+    return token.decode("utf-8", errors="replace")
+
+
+def _entry(token: bytes, logprob: float) -> Json:
+    return {"token": _shown(token), "logprob": logprob, "bytes": list(token)}
+
+
+def chat_logprobs(positions: Sequence[Logprobs]) -> Json:
+    """`logprobs` of a chat's choice."""
+    return {
+        "content": [
+            {
+                **_entry(each.token_bytes, each.logprob),
+                "top_logprobs": [
+                    _entry(token, logprob)
+                    for token, logprob in zip(each.top_bytes, each.top_logprobs, strict=True)
+                ],
+            }
+            for each in positions
+        ]
+    }
+
+
+def completion_logprobs(positions: Sequence[Logprobs | None], offset: int) -> Json:
+    """`logprobs` of a completion's choice, whose text begins at character `offset`.
+
+    None: of a prompt's first token, which has none.
+    """
+    tokens = ["" if each is None else _shown(each.token_bytes) for each in positions]
+    offsets: list[int] = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if each is None else each.logprob for each in positions],
+        "top_logprobs": [None if each is None else _top(each) for each in positions],
+        "text_offset": offsets,
+    }
+
+
+def _top(position: Logprobs) -> Json:
+    """The likeliest tokens, and the one that came."""
+    top = dict(zip(map(_shown, position.top_bytes), position.top_logprobs, strict=True))
+    return {_shown(position.token_bytes): position.logprob, **top}
+
+
+# --- one sample ------------------------------------------------------------------------------
+
+
+class Sample:
+    """What there is of one choice so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        self.end: SampleEnd | None = None
+
+    def add(self, delta: TokenDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or []
+
+
+def ending_of(end: SampleEnd | None) -> Json:
+    """`finish_reason`, and what stopped it: a stop string, a token id, or neither."""
+    if end is None:
+        return {"finish_reason": None, "stop_reason": None}
+    reason = end.stop_string if end.stop_string is not None else end.stop_token_id
+    return {"finish_reason": str(end.finish_reason), "stop_reason": reason}
+
+
+# --- one request -----------------------------------------------------------------------------
+
+
+class Gathered:
+    """The events of all calls of one request; samples are numbered through."""
+
+    def __init__(self, num_calls: int, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self.samples = [Sample() for _ in range(num_calls * num_samples)]
+        self.prompts: list[PromptInfo | None] = [None] * num_calls
+        self.prompt_logprobs: list[list[Logprobs]] = [[] for _ in range(num_calls)]
+        self.finished: dict[int, Finished] = {}
+        self._num_generated = 0
+
+    def index(self, call: int, sample: int) -> int:
+        return call * self._num_samples + sample
+
+    def call_of(self, index: int) -> int:
+        return index // self._num_samples
+
+    def add_prompt(self, call: int, info: PromptInfo) -> None:
+        self.prompts[call] = info
+        self.prompt_logprobs[call] += info.prompt_logprobs
+
+    def add_delta(self, call: int, delta: TokenDelta) -> None:
+        self.samples[self.index(call, delta.sample_index)].add(delta)
+        self._num_generated += len(delta.token_ids)
+
+    def finish(self, call: int, finished: Finished) -> None:
+        self.finished[call] = finished
+        for end in finished.samples:
+            self.samples[self.index(call, end.sample_index)].end = end
+
+    @property
+    def usage(self) -> Json:
+        """As reported at the end; counts so far before that."""
+        if len(self.finished) == len(self.prompts):
+            return usage_of([each.usage for each in self.finished.values()])
+        prompt = sum(0 if info is None else info.num_prompt_tokens for info in self.prompts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_generated,
+            "total_tokens": prompt + self._num_generated,
+        }
+
+    def metrics(self, gamma: int) -> Json:
+        """`metrics` of the answer, where there is one sample; else nothing."""
+        if len(self.samples) > 1 or 0 not in self.finished:
+            return {}
+        record = self.finished[0].spec
+        found = None if record is None else speculation_of(record, gamma)
+        return {} if found is None else {"metrics": {"speculative_decoding": found}}
+
+
+class Head:
+    """What every body and chunk of one answer begins with."""
+
+    def __init__(self, answer_id: str, kind: str, model: str) -> None:
+        self.answer_id, self.kind, self.model = answer_id, kind, model
+        self.created = int(time.time())
+
+    def __call__(self, choices: list[Json], *, is_chunk: bool = False) -> Json:
+        kind = f"{self.kind}.chunk" if is_chunk and self.kind == "chat.completion" else self.kind
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }

@@ -1,0 +1,192 @@
+# pyright: strict
+"""All paths of the HTTP front end, and what is answered where there is none."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from specserve import __version__
+from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from specserve.api.http.generation import ChatCompletions, Completions
+from specserve.api.http.refusals import Refusal, refusal_of, too_large
+from specserve.api.http.to_calls import chat_options, messages_of
+from specserve.api.service import Service
+from specserve.errors import InvalidField, NotFound
+
+_SERVING = ("ready", "degraded")
+_MODEL_TIME = 0  # `created` of a model; nobody knows when it was
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(service: Service) -> Starlette:
+    """The ASGI application of `service`."""
+    return _Paths(service).app()
+
+
+class _Paths:
+    """Answers of the paths that generate nothing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._is_lenient = service.config.server.lenient
+
+    def app(self) -> Starlette:
+        service, lenient = self._service, self._is_lenient
+        return Starlette(
+            routes=[
+                _posts("/v1/completions", Completions(service, is_lenient=lenient)),
+                _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
+                _answers("/v1/models", self.models),
+                _answers("/v1/models/{name:path}", self.model),
+                _answers("/tokenize", self.tokenize, "POST"),
+                _answers("/detokenize", self.detokenize, "POST"),
+                _answers("/health", self.ready),
+                _answers("/readyz", self.ready),
+                _answers("/livez", self.live),
+                _answers("/version", self.version),
+                _answers("/server_info", self.server_info),
+            ],
+            exception_handlers={HTTPException: _no_path},
+        )
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        name, served = request.path_params["name"], self._service.ready.model
+        if name != served:
+            raise NotFound(f"model: {name[:64]!r} is not served here; {served!r} is")
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        ready = self._service.ready
+        return {
+            "id": ready.model,
+            "object": "model",
+            "created": _MODEL_TIME,
+            "owned_by": "specserve",
+            "max_model_len": ready.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        content = await self._content(request)
+        body, _ = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
+        tokenizer = self._service.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidField("prompt", "send one of prompt, messages")
+        if body.prompt is not None:
+            ids = await tokenizer.encode(body.prompt)
+        else:
+            ids = await tokenizer.encode_chat(messages_of(body.messages or []), chat_options(body))
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": self._service.ready.max_model_len,
+            "tokens": ids,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [tokenizer.decode([token_id]) for token_id in ids]
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        content = await self._content(request)
+        body, _ = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
+        size = self._service.ready.vocab_size
+        for token_id in body.tokens:
+            if not 0 <= token_id < size:
+                raise InvalidField(
+                    "tokens", f"{token_id} is out of range; it must be 0 to {size - 1}"
+                )
+        return _json({"prompt": self._service.tokenizer.decode(body.tokens)})
+
+    async def live(self, request: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 while requests are served; a draft process that is missing costs speed alone."""
+        state = self._service.state
+        return _json({"status": state}, 200 if state in _SERVING else 503)
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def server_info(self, request: Request) -> Response:
+        service = self._service
+        hub = service.hub
+        return _json(
+            {
+                "version": __version__,
+                "state": service.state,
+                "uptime_s": time.monotonic() - service.started_s,
+                "topology": service.config.topology.topology,
+                "model": msgspec.to_builtins(service.ready),
+                "num_in_flight": hub.num_in_flight,
+                "load": msgspec.to_builtins(hub.load),
+            }
+        )
+
+    async def _content(self, request: Request) -> bytes:
+        limit, content = self._service.max_message_bytes, b""
+        async for part in request.stream():
+            content += part
+            if len(content) > limit:
+                raise _Refused(too_large(limit))
+        return content
+
+
+class _Refused(Exception):
+    """With an answer that is no error of ours."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def _posts(path: str, endpoint: ASGIApp) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
+    """Errors become answers; nothing leaves untranslated."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except _Refused as error:
+            return _refused(error.refusal)
+        except Exception as error:  # noqa: BLE001 - the boundary
+            return _refused(refusal_of(error))
+
+    return Route(path, answered, methods=[method])
+
+
+async def _no_path(request: Request, error: Exception) -> Response:
+    """Starlette raises it where no route fits."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path[:128], request.method
+    message = f"{method} {path}: {error.detail}; see GET /v1/models, POST /v1/chat/completions"
+    refusal = Refusal(message=message, type="invalid_request_error", code=error.status_code)
+    response = _refused(refusal)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _refused(refusal: Refusal) -> Response:
+    return Response(
+        refusal.body,
+        refusal.code,
+        headers=refusal.headers,
+        media_type="application/json",
+    )
+
+
+def _json(body: Any, status: int = 200) -> Response:  # noqa: ANN401 - what JSON holds
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

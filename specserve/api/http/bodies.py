@@ -1,0 +1,169 @@
+# pyright: strict
+"""Bodies of requests as OpenAI's clients send them, with what vLLM and SGLang both add.
+
+A field that is not here is refused by name, or with `--lenient` left out with a warning. None means
+unset: what the model's own generation config says, or neutral values.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from specserve.errors import InvalidField
+
+# Sent by clients as a matter of course, and without a meaning here.
+_WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+_LEAST_QUOTES = 2  # of a message that names a field in quotes
+
+Stop = str | list[str]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a stream; `continuous_usage_stats` has the counts so far in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chats share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # -1 and 0: no limit
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None  # by token id, as a string in JSON
+    stop: Stop | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    n: int | None = None
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    priority: int = 0
+    cache_salt: str | None = None
+    min_tokens_per_s: float | None = None
+    request_id: str | None = None
+
+
+class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of POST /v1/completions. One prompt or several, as text or as token ids."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a message's content."""
+
+    text: str
+    type: str = "text"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn. `name` is accepted and has no meaning."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Parts together. Raises InvalidField for what is no text."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        for part in self.content:
+            if part.type != "text":
+                problem = f"{part.type[:64]!r} is not served here; parts are of type 'text'"
+                raise InvalidField("messages.content.type", problem)
+        return "".join(part.text for part in self.content)
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Of the answer; text alone is served."""
+
+    type: str
+
+
+class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of POST /tokenize: a text, or a conversation as the chat template writes it."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    model: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+
+
+def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body, list[str]]:
+    """The body, and the unknown fields that were left out of it. Raises InvalidField."""
+    try:
+        given = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidField("body", f"is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InvalidField("body", "has to be a JSON object")
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in given.items()  # pyright: ignore[reportUnknownVariableType]
+        if name not in _WITHOUT_MEANING
+    }
+    unknown = sorted(fields.keys() - set(kind.__struct_fields__))
+    if unknown and not is_lenient:
+        raise InvalidField(unknown[0][:64], f"is not served by this path; known are {_known(kind)}")
+    for name in unknown:
+        del fields[name]
+    # A null is a field that is not set.
+    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return msgspec.convert(fields, kind), unknown
+    except msgspec.ValidationError as error:
+        raise _problem_of(error) from error
+
+
+def _known(kind: type[Any]) -> str:
+    return ", ".join(sorted(kind.__struct_fields__))
+
+
+def _problem_of(error: msgspec.ValidationError) -> InvalidField:
+    """msgspec says `... - at `$.field`` behind the problem, or names a missing field in it."""
+    problem, _, path = str(error).partition(" - at `$")
+    field = path.strip("`").lstrip(".")
+    quoted = problem.split("`")
+    if not field and len(quoted) > _LEAST_QUOTES:
+        field = quoted[1]
+    return InvalidField(field or "body", problem.replace("`", "'"))

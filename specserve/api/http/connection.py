@@ -1,0 +1,113 @@
+# pyright: strict
+"""One HTTP exchange as ASGI has it: the body within its limit, the answer, and who leaves early."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from specserve.api.http.refusals import Refusal
+
+_JSON = {"content-type": "application/json"}
+_EVENTS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # of proxies, which would hold pieces back
+}
+_DONE = b"data: [DONE]\n\n"
+
+
+class TooLarge(Exception):
+    """A body beyond the limit."""
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """All of the body. Raises TooLarge before more than `limit` bytes are held, or Gone."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise TooLarge
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise TooLarge
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`; it is cancelled when the client leaves. After its body was read."""
+    gone, doing = asyncio.create_task(_gone(receive)), asyncio.create_task(work)
+    try:
+        await asyncio.wait((gone, doing), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Reply:
+    """What is sent back, once."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str] | None = None) -> None:
+        """`headers`: of whatever is sent."""
+        self._send = send
+        self._headers = dict(headers or {})
+        self.has_begun = False
+
+    async def json(self, body: Any, status: int = 200) -> None:  # noqa: ANN401 - what JSON holds
+        await self.content(msgspec.json.encode(body), status, _JSON)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """With a status, or within a stream that has begun."""
+        if self.has_begun:
+            await self._event(refusal.body)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        await self.content(refusal.body, refusal.code, _JSON | refusal.headers)
+
+    async def content(self, content: bytes, status: int, headers: Mapping[str, str]) -> None:
+        length = {"content-length": str(len(content))}
+        await self._begin(status, {**headers, **length})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def event(self, body: Any) -> None:  # noqa: ANN401 - what JSON holds
+        """One event of a stream, which begins with the first."""
+        if not self.has_begun:
+            await self._begin(200, _EVENTS)
+        await self._event(msgspec.json.encode(body))
+
+    async def done(self) -> None:
+        """The stream is over."""
+        await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    async def _event(self, body: bytes) -> None:
+        content = b"data: " + body + b"\n\n"
+        await self._send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.has_begun = True
+        pairs = {**headers, **self._headers}.items()
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})

@@ -1,0 +1,154 @@
+# pyright: strict
+"""From bodies to calls: fields of OpenAI's names to ours. Decides nothing but defaults.
+
+A body of several prompts is as many calls.
+"""
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptions
+from specserve.api.http.bodies import ChatBody, CompletionBody, Message, TokenizeBody
+from specserve.errors import InvalidField, Unsupported
+from specserve.types import SamplingParams
+from specserve.validation import Limits, check_num_entries
+
+MAX_PROMPTS = 256  # of one body
+_USUAL_MAX_TOKENS = 16  # of a completion; chats go on until the model ends them
+_SAME = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens", "n", "prompt_logprobs",
+)  # fmt: skip
+_NUM_SEEDS = 2**64
+
+
+def calls_of_completion(
+    body: CompletionBody, limits: Limits, defaults: SamplingParams
+) -> list[GenerateCall]:
+    """One for each prompt. Raises InvalidField."""
+    sampling = _sampling(body, limits, defaults, usual_max_tokens=_USUAL_MAX_TOKENS)
+    sampling = msgspec.structs.replace(sampling, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
+    return [
+        _call(body, prompt, sampling, number) for number, prompt in enumerate(_prompts(body.prompt))
+    ]
+
+
+def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> GenerateCall:
+    """Raises InvalidField, or Unsupported for an answer in a form that is not served."""
+    if body.response_format is not None and body.response_format.type != "text":
+        form = body.response_format.type[:64]
+        raise Unsupported(f"response_format: {form!r} is not served; answers are text")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidField("top_logprobs", "needs logprobs: true")
+    if body.max_completion_tokens is not None:
+        body = msgspec.structs.replace(body, max_tokens=body.max_completion_tokens)
+    sampling = _sampling(body, limits, defaults, usual_max_tokens=limits.max_model_len)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = msgspec.structs.replace(sampling, logprobs=logprobs)
+    call = _call(body, messages_of(body.messages), sampling, 0)
+    return msgspec.structs.replace(call, chat=chat_options(body))
+
+
+def messages_of(messages: list[Message]) -> list[ChatMessage]:
+    """`developer` is what newer clients call the system."""
+    if not messages:
+        raise InvalidField("messages", "is empty; it must have at least 1 message")
+    return [
+        ChatMessage("system" if each.role == "developer" else each.role, each.text)
+        for each in messages
+    ]
+
+
+def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
+    """How the template writes the conversation. Raises InvalidField."""
+    if body.continue_final_message and body.add_generation_prompt:
+        # Clients that continue a message seldom say that no other one begins.
+        body = msgspec.structs.replace(body, add_generation_prompt=False)
+    return ChatOptions(
+        begins_answer=body.add_generation_prompt,
+        continues_last=body.continue_final_message,
+        variables=body.chat_template_kwargs or {},
+    )
+
+
+def _prompts(
+    prompt: str | list[str] | list[int] | list[list[int]],
+) -> list[str] | list[list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidField("prompt", "is empty; it must have at least 1 token")
+    texts = [each for each in prompt if isinstance(each, str)]
+    ids = [each for each in prompt if isinstance(each, list)]
+    if not texts and not ids:
+        return [[each for each in prompt if isinstance(each, int)]]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidField("prompt", f"has {len(prompt)} prompts; the limit is {MAX_PROMPTS}")
+    return texts or ids
+
+
+def _call(
+    body: CompletionBody | ChatBody,
+    prompt: str | list[int] | list[ChatMessage],
+    sampling: SamplingParams,
+    number: int,
+) -> GenerateCall:
+    """`number` of the body's prompts; seeds and ids differ from prompt to prompt."""
+    given: dict[str, Any] = {}
+    if body.request_id is not None:
+        given["request_id"] = body.request_id + (f"-{number}" if number else "")
+    if body.seed is not None:
+        given["seed"] = (body.seed + number) % _NUM_SEEDS  # clients may send negative ones
+    if body.cache_salt is not None:
+        given["cache_salt"] = body.cache_salt
+    return GenerateCall(
+        prompt=prompt,
+        sampling=sampling,
+        model=body.model,
+        priority=body.priority,
+        min_tokens_per_s=body.min_tokens_per_s,
+        spec=SpecOptions(return_stats=True),
+        **given,
+    )
+
+
+def _sampling(
+    body: CompletionBody | ChatBody,
+    limits: Limits,
+    defaults: SamplingParams,
+    *,
+    usual_max_tokens: int,
+) -> SamplingParams:
+    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.top_k is not None:
+        given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"
+    return msgspec.structs.replace(
+        defaults,
+        max_tokens=usual_max_tokens if body.max_tokens is None else body.max_tokens,
+        stop=_stops(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_bias(body.logit_bias or {}),
+        ignore_eos=body.ignore_eos,
+        **given,
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _bias(bias: dict[str, float]) -> dict[int, float]:
+    check_num_entries("logit_bias", bias)
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError as error:
+        raise InvalidField("logit_bias", "has a key that is no token id") from error
+
+
+def new_id(prefix: str) -> str:
+    """Of an answer, as OpenAI's clients know it."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,110 @@
+"""Paths that generate nothing, and what is said where there is no path."""
+
+import json
+
+import pytest
+from openai import NotFoundError
+
+from specserve import __version__
+from specserve.api.http.server import HttpServer
+from specserve.errors import Unsupported
+from tests.specserve.api.http.conftest import send
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.owned_by) == ("scripted", "specserve")
+    assert client.models.retrieve("scripted").id == "scripted"
+    with pytest.raises(NotFoundError, match="is not served here"):
+        client.models.retrieve("org/other")
+
+
+def test_text_becomes_ids_and_text_again(ask, rig):
+    found = ask("POST", "/tokenize", {"prompt": "fox é 🦊", "return_token_strs": True}).body
+    assert found["tokens"] == rig.encode("fox é 🦊")
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["max_model_len"] == 512
+    back = ask("POST", "/detokenize", {"tokens": found["tokens"]}).body
+    assert back == {"prompt": "fox é 🦊"}
+
+
+def test_a_conversation_becomes_what_the_template_writes(ask, rig):
+    body = {"messages": [{"role": "user", "content": "fox"}]}
+    found = ask("POST", "/tokenize", body).body
+    assert found["tokens"] == rig.encode("user: fox\nassistant:")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [400]}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(ask, path, body, param):
+    answer = ask("POST", path, body)
+    assert (answer.status, answer.body["error"]["param"]) == (400, param)
+
+
+def test_probes_say_how_it_is(ask):
+    assert ask("GET", "/livez").body == {"status": "live"}
+    for path in ("/health", "/readyz"):
+        assert (ask("GET", path).status, ask("GET", path).body) == (200, {"status": "ready"})
+    assert ask("GET", "/version").body == {"version": __version__}
+    info = ask("GET", "/server_info").body
+    assert info["model"]["model"] == "scripted"
+    assert info["load"]["num_running"] == 0
+    json.dumps(info)
+
+
+def test_a_draining_service_lives_and_is_not_ready(make_rig):
+    rig = make_rig()
+    rig.call(rig.service.drain(1.0))
+    assert send(rig.url, "GET", "/livez").status == 200
+    answer = send(rig.url, "GET", "/readyz")
+    assert (answer.status, answer.body) == (503, {"status": "draining"})
+    answer = send(rig.url, "POST", "/v1/completions", {"prompt": "fox"})
+    assert (answer.status, answer.body["error"]["type"]) == (503, "service_unavailable_error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/nothing/here", 404),
+        ("POST", "/v1/embeddings", 404),
+    ],
+)
+def test_where_there_is_no_path_paths_are_named(ask, method, path, status):
+    answer = ask(method, path)
+    assert answer.status == status
+    assert path in answer.body["error"]["message"]
+    assert "/v1/chat/completions" in answer.body["error"]["message"]
+
+
+def test_a_defect_is_told_by_number_alone(make_rig, monkeypatch, caplog):
+    rig = make_rig()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the password is 1234")
+
+    monkeypatch.setattr(rig.tokenizer, "encode_prompt", broken)
+    answer = send(rig.url, "POST", "/v1/completions", {"prompt": "fox"})
+    assert answer.status == 500
+    assert "1234" not in str(answer.body)
+    incident = answer.body["error"]["message"].split()[-1]
+    assert incident in caplog.text
+    assert "1234" in caplog.text
+
+
+def test_a_port_in_use_is_named(rig):
+    async def another() -> None:
+        with pytest.raises(Unsupported, match=r"server\.http_port: cannot listen on"):
+            HttpServer(rig.service, rig.http.port)
+
+    rig.call(another())
