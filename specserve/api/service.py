@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, GenerateCall, limits_of
 from specserve.api.hub import Hub
+from specserve.api.metrics import Metrics
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import Unavailable
@@ -48,6 +49,7 @@ class Service:
             buffer_rounds=buffer_rounds,
             silence_s=config.engine.hang_timeout_s,
         )
+        self.metrics = Metrics(lambda: self.hub.load, self._name, lambda: self.hub.num_in_flight)
         # Awaited before a drain refuses anything, so that balancers look away first.
         self.before_drain: list[Callable[[], Awaitable[None]]] = []
 
@@ -84,7 +86,13 @@ class Service:
         return ready
 
     def session(self, call: GenerateCall) -> Session:
-        return Session(call, self.hub, self.tokenizer)
+        return Session(call, self.hub, self.tokenizer, self.metrics)
+
+    def _name(self) -> str:
+        """Of what is served; empty before it is known."""
+        ready = self.hub.ready
+        is_known = ready.done() and not ready.cancelled() and ready.exception() is None
+        return ready.result().model if is_known else ""
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for running ones; returns how many were left at the end."""

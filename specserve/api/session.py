@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
@@ -19,10 +20,12 @@ import msgspec
 from specserve.api.call import GenerateCall, SpecOptions, limits_of
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
+from specserve.api.metrics import Metrics
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import (
+    Cancelled,
     DeadlineExceeded,
     InvalidField,
     NotFound,
@@ -49,13 +52,17 @@ _ResultT = TypeVar("_ResultT")
 class Session:
     """Serves one call. `stream` may be used once."""
 
-    def __init__(self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer, metrics: Metrics
+    ) -> None:
         self._call = call
+        self._metrics = metrics
         self._hub = hub
         self._tokenizer = tokenizer
         self._arrived_s = time.monotonic()
         self._first_token_s: float | None = None
         self._samples: list[SampleText] = []
+        self._has_ended = False
         self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
 
     async def stream(self) -> AsyncGenerator[Event]:
@@ -64,6 +71,22 @@ class Session:
         Raises:
             SpecserveError: the request did not finish; `code` says why.
         """
+        try:
+            async with aclosing(self._serve()) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        self._metrics.finished(event)
+                        self._has_ended = True
+                    yield event
+        except SpecserveError as error:
+            self._has_ended = True
+            self._metrics.failed(error.code)
+            raise
+        finally:
+            if not self._has_ended:  # its client has left
+                self._metrics.failed(Cancelled.code)
+
+    async def _serve(self) -> AsyncGenerator[Event]:
         opened = self._hub.admit(self.request_id)
         try:
             request = await self._in_time(self._prepare())

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -54,6 +55,7 @@ class _Paths:
                 _answers("/livez", self.live),
                 _answers("/version", self.version),
                 _answers("/server_info", self.server_info),
+                _answers("/metrics", self.metrics),
             ],
             exception_handlers={HTTPException: _no_path},
         )
@@ -117,6 +119,9 @@ class _Paths:
 
     async def version(self, request: Request) -> Response:
         return _json({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def server_info(self, request: Request) -> Response:
         service = self._service

@@ -55,3 +55,19 @@ def events_of(content: bytes) -> list[Any]:
     assert all(line.startswith("data: ") for line in lines)
     found = [line.removeprefix("data: ") for line in lines]
     return [each if each == "[DONE]" else json.loads(each) for each in found]
+
+
+class opened:  # noqa: N801 - reads as what it does
+    """A request whose answer nobody has read yet."""
+
+    def __init__(self, rig, body, path="/v1/completions") -> None:
+        host, _, port = rig.url.removeprefix("http://").partition(":")
+        self.connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        self._request = "POST", path, json.dumps(body)
+
+    def __enter__(self) -> http.client.HTTPConnection:
+        self.connection.request(*self._request)
+        return self.connection
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()

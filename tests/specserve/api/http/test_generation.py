@@ -1,15 +1,13 @@
 """Completions and chats as OpenAI's own client reads them, whole and as streams."""
 
 import asyncio
-import http.client
-import json
 import socket
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
 from specserve.types import Abort, Request, Submit
-from tests.specserve.api.http.conftest import events_of, send
+from tests.specserve.api.http.conftest import events_of, opened, send
 
 CHAT = [{"role": "user", "content": "fox"}]
 
@@ -273,22 +271,6 @@ def test_a_body_beyond_the_limit_is_not_read(make_rig):
 
 
 # --- leaving ------------------------------------------------------------------------------------
-
-
-class opened:  # noqa: N801 - reads as what it does
-    """A request whose answer nobody has read yet."""
-
-    def __init__(self, rig, body, path="/v1/completions") -> None:
-        host, _, port = rig.url.removeprefix("http://").partition(":")
-        self.connection = http.client.HTTPConnection(host, int(port), timeout=20)
-        self._request = "POST", path, json.dumps(body)
-
-    def __enter__(self) -> http.client.HTTPConnection:
-        self.connection.request(*self._request)
-        return self.connection
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
 
 
 @pytest.mark.parametrize("streams", [True, False])

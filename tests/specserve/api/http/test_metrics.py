@@ -1,0 +1,88 @@
+"""What Prometheus is told: by its own parser, against what was done."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specserve.types import Load
+from tests.specserve.api.http.conftest import send
+
+
+def samples(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = send(url, "GET", "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (
+            sample.name,
+            tuple(sorted((k, v) for k, v in sample.labels.items() if k != "model_name")),
+        ): (sample.value)
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_targets_counts_have_vllms_names(make_rig):
+    rig = make_rig()
+    rig.target.load = Load(
+        num_waiting=3,
+        num_blocks=10,
+        num_free_blocks=4,
+        num_prompt_tokens=100,
+        num_cached_tokens=40,
+        num_generated_tokens=50,
+        num_drafts=10,
+        num_drafted_tokens=30,
+        num_accepted_tokens=11,
+        num_accepted_per_position=[7, 4, 0],
+        num_lookups=20,
+        num_hits=15,
+        bytes_sent=5,
+        bytes_received=6,
+        speculation_regime="async",
+    )
+    rig.until(lambda: rig.service.hub.load.num_drafts == 10)
+    found = samples(rig.url)
+    for prefix in ("specserve:", "vllm:"):
+        assert found[f"{prefix}spec_decode_num_drafts_total", ()] == 10
+        assert found[f"{prefix}spec_decode_num_draft_tokens_total", ()] == 30
+        assert found[f"{prefix}spec_decode_num_accepted_tokens_total", ()] == 11
+        name = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+        assert [found[name, (("position", str(n)),)] for n in range(3)] == [7, 4, 0]
+    assert found["specserve:num_requests_waiting", ()] == 3
+    assert found["specserve:kv_cache_usage_perc", ()] == pytest.approx(0.6)
+    assert found["specserve:prefix_cache_hits_total", ()] == 40
+    assert found["specserve:speculation_hits_total", ()] == 15
+    assert found["specserve:link_bytes_total", (("direction", "received"),)] == 6
+    modes = {
+        mode: found["specserve:speculation_mode", (("mode", mode),)] for mode in ("off", "async")
+    }
+    assert modes == {"off": 0, "async": 1}
+
+
+def test_every_request_ends_in_one_count(make_rig):
+    rig = make_rig()
+    for _ in range(3):
+        send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "max_tokens": 5})
+    send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "n": 2, "max_tokens": 100})
+    send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "temperature": 1e9})
+    found = samples(rig.url)
+    assert found["specserve:request_success_total", (("finished_reason", "length"),)] == 3
+    assert found["specserve:request_success_total", (("finished_reason", "stop"),)] == 2
+    assert found["specserve:request_failure_total", (("code", "INVALID_ARGUMENT"),)] == 1
+    for name in ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency"):
+        assert found[f"specserve:{name}_seconds_count", ()] == 4
+        assert found[f"specserve:{name}_seconds_sum", ()] > 0
+    assert found["specserve:request_generation_tokens_sum", ()] == 15 + 2 * len(rig.script_ids)
+
+
+def test_who_leaves_is_counted_as_such(make_rig):
+    from tests.specserve.api.http.test_generation import opened
+
+    rig = make_rig()
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.01
+    with opened(rig, {"prompt": "fox", "max_tokens": 400, "stream": True}):
+        rig.until(lambda: rig.target.num_live == 1)
+    rig.until(lambda: rig.service.hub.num_in_flight == 0)
+    found = samples(rig.url)
+    assert found["specserve:request_failure_total", (("code", "CANCELLED"),)] == 1
