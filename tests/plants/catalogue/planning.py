@@ -268,6 +268,19 @@ PLANTS = [
         ways=_BOTH,
     ),
     Plant(
+        name="who-drafts-is-read-as-the-round-begins",
+        file="target_node/speculation/auto.py",
+        symbol="AutoSpeculation._choose",
+        was="self._load_of(rows), self._seen.unusable",
+        becomes="self._load_of(rows), self._unusable()",
+        tests=(
+            "tests/target_node/speculation/test_auto_drafts.py"
+            "::test_who_drafts_is_known_from_before_a_rounds_blocks_were_drawn",
+        ),
+        breaks="a draft process that dies over a block decides on the mode that would verify it",
+        ways=frozenset({Way.ASYNC}),
+    ),
+    Plant(
         name="rejected-features-are-kept",
         file="target_node/speculation/feature_cache.py",
         symbol="FeatureCache._project",
