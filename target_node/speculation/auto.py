@@ -123,7 +123,7 @@ class AutoSpeculation:
         self._run = _Run(None, self.mode, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = BatchLoad(0, "")  # theirs
-        self._live: set[Sequence] = set()  # rows of rounds that have not ended
+        self._live: set[int] = set()  # ids of the rows of rounds that have not ended
         self._is_alone = False  # draft processes are all there is to use, and there is none
         self._age = 0  # rounds that the mode has had in a row
         self._began_s = 0.0
@@ -200,7 +200,7 @@ class AutoSpeculation:
             methods = (verification_of(each, self._method_of(each)) for each in sequences)
             self._load = BatchLoad.of(len(rows), prevailing(methods))
             self._sequences = sequences
-            self._live.update(sequences)
+            self._live.update(map(id, sequences))
         return (
             self._load._replace(verification=f"{self._load.verification}, alone")
             if self._is_alone
@@ -284,7 +284,7 @@ class AutoSpeculation:
         return replace(self._links.status(), speculation_regime=ran)
 
     def forget(self, sequence: Sequence) -> None:
-        self._live.discard(sequence)
+        self._live.discard(id(sequence))
         for source in self._sources:
             source.forget(sequence)
 

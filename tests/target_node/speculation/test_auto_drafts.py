@@ -279,5 +279,7 @@ def test_who_drafts_is_known_from_before_a_rounds_blocks_were_drawn(make_service
     assert [service.round() for _ in range(3)] == ["async skip", "off", "off"]
     service.source.forget(service.rows[0].sequence)
     service.drafted.num_drafts_attached = 1
+    service.rows = [decoding_row() for _ in range(2)]  # a load of which nothing is known
+    service.learn(off=2, skip=8, draft_now=3)
     service.source.poll()  # nobody has a block: what is known now may be
     assert service.round() == "async skip"
