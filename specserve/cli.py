@@ -33,6 +33,15 @@ _COMMANDS = {
     "audit": audit,
     "profile": profile,
 }
+# What other programs call what a command does.
+_OTHER_NAMES = {
+    "serve": "specserve launch",
+    "server": "specserve launch",
+    "run": "specserve launch, or specserve chat for a conversation",
+    "complete": "specserve generate",
+    "bench": "python -m bench.regimes (bench/README.md)",
+    "benchmark": "python -m bench.regimes (bench/README.md)",
+}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 EXAMPLES = """examples:
@@ -96,6 +105,8 @@ def build_parser() -> "_Parser":
 def _parse(words: list[str]) -> argparse.Namespace:
     """Raises InvalidField for a flag of another server; ends the process for other bad usage."""
     parser = build_parser()
+    if words and (meant := _OTHER_NAMES.get(words[0])):
+        parser.error(f"there is no command {words[0]}; {meant} is what you mean")
     command = parser.commands.get(words[0]) if words and words[0] != "train" else None
     if command is None:  # or one that reads its flags itself
         return parser.parse_args(words)

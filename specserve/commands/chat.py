@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from specserve.api.call import ChatMessage
+from specserve.api.events import Finished
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField, SpecserveError, Unavailable
@@ -16,6 +17,7 @@ from specserve.processes.standard_streams import (
     require_stdout,
     write_stdout,
 )
+from specserve.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options
@@ -123,11 +125,13 @@ def _answer(
 
     `way_out` is what may help where all of it is too long.
     """
-    answer = ""
+    answer, finished = "", None
     try:
-        for delta in client.stream(asked, **options):
+        stream = client.stream(asked, **options)
+        for delta in stream:
             answer += delta.text
             write_stdout(delta.text)
+        finished = stream.finished
     except KeyboardInterrupt:
         pass  # what was said stays said
     except SpecserveError as error:
@@ -136,7 +140,21 @@ def _answer(
         complain(f"{error}{way_out if _is_too_long(error) else ''}")
         return None
     write_stdout("\n")
+    # A script that wants to know asks `generate --json`.
+    if finished is not None and sys.stdin.isatty() and (remark := _cut_remark(finished, options)):
+        complain(remark)
     return answer
+
+
+def _cut_remark(finished: Finished, options: "Options") -> str:
+    """Where an answer ends before its model has ended it; empty for one that is whole."""
+    if finished.samples[0].finish_reason is not FinishReason.LENGTH:
+        return ""
+    num_tokens = finished.usage.num_generated_tokens
+    asked_for = options.get("max_tokens") or SamplingParams().max_tokens
+    if num_tokens < asked_for:
+        return f"the answer was cut after {num_tokens} tokens: the context is full{_WAY_OUT}"
+    return f"the answer was cut after {num_tokens} tokens (--max-tokens)"
 
 
 def _is_too_long(error: SpecserveError) -> bool:

@@ -38,6 +38,11 @@ from specserve.settings.topology import (
 from specserve.telemetry import LOG_LEVELS
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_OTHER_DTYPES = {  # what else they are called
+    "fp32": "float32", "f32": "float32", "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16", "f16": "float16", "half": "float16",
+}  # fmt: skip
 _DEVICES = ("cpu", "cuda")
 _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
@@ -273,7 +278,10 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     whole = device == "cpu" and not spec.quantised
     dtype = model.dtype or ("float32" if whole else spec.dtype)
     if dtype not in _DTYPE_BYTES:
-        raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
+        meant = _OTHER_DTYPES.get(dtype.lower().removeprefix("torch."))
+        hint = f"; write {meant}" if meant else ""
+        known = ", ".join(_DTYPE_BYTES)
+        raise InvalidField("model.dtype", f"{dtype!r} is not known ({known}){hint}")
     own_len = spec.max_position_embeddings
     max_model_len = model.max_model_len or own_len
     if max_model_len > own_len:

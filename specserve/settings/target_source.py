@@ -40,7 +40,7 @@ def locate_model(name: str, field: str) -> Path:
     """A model by its name, path or hub id; raises InvalidField naming `field`."""
     if name == TINY:
         return EMBEDDED_TARGET
-    if name == SMOLLM2:
+    if name.lower() == SMOLLM2 and not Path(name).exists():  # however its makers write it
         found = find_smollm2()
         if found is None:
             raise InvalidField(field, f"{SMOLLM2!r} is not installed; {FETCH_SMOLLM2} fetches it")

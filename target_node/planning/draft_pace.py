@@ -1,10 +1,11 @@
 # pyright: strict
 """What drafts take: as the start timed them, at the pace of the latest ones.
 
-A start times few sizes, and others may have had the machine; rounds have sizes of their own, and
-what enters contexts besides. So the times of the start say how sizes compare, and what drafts took
-since then how fast the drafter is, apart for every number of blocks in powers of two: the median of
-the latest, since others have the core now and then.
+A start times few sizes, and others may have had the machine. So the times of the start say how
+sizes compare, and what drafts took since then how fast the drafter is, apart for every number of
+blocks in powers of two: the median of the latest, since others have the core now and then. What
+enters contexts before is told apart: a drafter that is asked now and then has much to catch up
+with, and one that is asked in every round little.
 
 Receives counts and times, never tokens.
 """
@@ -18,89 +19,105 @@ from specserve.drafters.draft_times import DraftTimes
 _TIMED = 2  # drafts that the start counts for
 _KEPT = 15  # latest drafts
 _DOUBTED = 1  # drafts that all before count for, once they are doubted
+_MOST_ENTER = 16  # tokens of a row that enter in a round, where it is drafted for in all
 
 
 class DraftPace:
     """Of one drafter, wherever its blocks are used."""
 
-    def __init__(
-        self, timed: Callable[[], DraftTimes] = DraftTimes, *, counts_entering: bool = False
-    ) -> None:
-        """`timed`: by whoever drafts, as soon as he has.
-
-        `counts_entering`: what is observed has the tokens in it that enter contexts first.
-        """
+    def __init__(self, timed: Callable[[], DraftTimes] = DraftTimes) -> None:
+        """`timed`: by whoever drafts, as soon as he has."""
         self._timed = timed
-        self._counts_entering = counts_entering
-        # By blocks, in powers of two: how many times as long as the start says drafts took, and the
-        # median of that. Seconds where the start says nothing.
-        self._latest: dict[int, deque[float]] = {}
-        self._factors: dict[int, float] = {}
-        self._begun: set[int] = set()  # of them: something was drafted since they were doubted
+        # How many times as long as the start says drafts took, by blocks; seconds where the start
+        # says nothing. Seconds of what entered contexts, by rows.
+        self._drafts, self._entering = _Medians(), _Medians()
 
     @property
     def is_known(self) -> bool:
-        return bool(self._timed().all or self._factors)
+        return bool(self._timed().all) or self._drafts.is_known
 
     @property
     def go_by_token(self) -> bool:
         """Whether longer blocks take longer."""
         return self._timed().go_by_token
 
-    @property
-    def enter_s(self) -> float:
-        """Until what was verified is in a row's context; nothing where `seconds` has it."""
-        return 0.0 if self._counts_entering else self._timed().enter_s
-
     def seconds(self, num_blocks: int, num_tokens: float) -> float:
         """Of so many blocks of so many tokens, on a line by tokens; 0 where nothing is known."""
         if not num_blocks:
             return 0.0
-        return self._factor(num_blocks) * self._base(num_blocks, num_tokens)
+        usual = 1.0 if self._timed().all else 0.0
+        return self._drafts.at(num_blocks, usual) * self._base(num_blocks, num_tokens)
+
+    def entering_s(self, num_rows: int) -> float:
+        """Until what was verified of so many rows is in their contexts, round by round."""
+        return self._entering.at(num_rows, self._timed().enter_s) if num_rows else 0.0
 
     def observe(self, num_blocks: int, num_tokens: float, seconds: float) -> None:
-        """So many blocks took so long.
+        """So many blocks took so long, contexts apart. The first of all does not count."""
+        base = self._base(num_blocks, num_tokens)
+        if base > 0:
+            before = [self._drafts.at(num_blocks, 1.0)] * _TIMED if self.is_known else []
+            self._drafts.add(num_blocks, seconds / base, before)
 
-        Not the first of all, nor the first after a doubt: contexts catch up in it.
-        """
-        bits, base = num_blocks.bit_length(), self._base(num_blocks, num_tokens)
-        if bits not in self._begun:
-            self._begun.add(bits)
-            return
-        if base <= 0:
-            return
-        if bits not in self._latest:
-            before = [self._factor(num_blocks)] * _TIMED if self.is_known else []
-            self._latest[bits] = deque(before, maxlen=_KEPT)
-        self._latest[bits].append(seconds / base)
-        self._factors[bits] = median(self._latest[bits])
+    def observe_entering(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """So many tokens of so many rows entered contexts."""
+        if num_tokens <= _MOST_ENTER * num_rows:
+            self._entering.add(num_rows, seconds, [])
 
     def doubt(self) -> None:
         """What is observed from now on outweighs all before."""
-        self._begun.clear()
-        for bits, factor in self._factors.items():
-            self._latest[bits] = deque([factor] * _DOUBTED, maxlen=_KEPT)
+        self._drafts.doubt()
+        self._entering.doubt()
 
     def freeze(self) -> "DraftPace":
         """As it is now: nothing that is observed later changes it."""
         timed = self._timed()
-        found = DraftPace(lambda: timed, counts_entering=self._counts_entering)
-        found._factors = dict(self._factors)
+        found = DraftPace(lambda: timed)
+        found._drafts, found._entering = self._drafts.freeze(), self._entering.freeze()
         return found
 
     def _base(self, num_blocks: int, num_tokens: float) -> float:
         """What the start says; a second where it said nothing."""
         timed = self._timed()
-        if not timed.all:
-            return 1.0
-        entering = timed.enter_s if self._counts_entering else 0.0
-        return entering + timed.seconds(num_blocks, num_tokens)
+        return timed.seconds(num_blocks, num_tokens) if timed.all else 1.0
 
-    def _factor(self, num_blocks: int) -> float:
-        """That of the most similar number of blocks."""
-        bits = num_blocks.bit_length()
-        if bits in self._factors:
-            return self._factors[bits]
-        if self._factors:
-            return self._factors[min(self._factors, key=lambda each: (abs(each - bits), each))]
-        return 1.0 if self._timed().all else 0.0
+
+class _Medians:
+    """Of the latest values, by a number in powers of two."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._begun: set[int] = set()  # something was added since it was doubted
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._medians)
+
+    def at(self, number: int, default: float) -> float:
+        """That of the most similar number."""
+        bits = number.bit_length()
+        if bits in self._medians or not self._medians:
+            return self._medians.get(bits, default)
+        return self._medians[min(self._medians, key=lambda each: (abs(each - bits), each))]
+
+    def add(self, number: int, value: float, before: list[float]) -> None:
+        """`before`: what counts as the first values. The first one since a doubt is left out."""
+        bits = number.bit_length()
+        if bits not in self._begun:
+            self._begun.add(bits)
+            return
+        latest = self._latest.setdefault(bits, deque(before, maxlen=_KEPT))
+        latest.append(value)
+        self._medians[bits] = median(latest)
+
+    def doubt(self) -> None:
+        self._begun.clear()
+        for bits, value in self._medians.items():
+            self._latest[bits] = deque([value] * _DOUBTED, maxlen=_KEPT)
+
+    def freeze(self) -> "_Medians":
+        """Only to be read."""
+        found = _Medians()
+        found._medians = dict(self._medians)
+        return found

@@ -79,7 +79,8 @@ class RowsToDraft(NamedTuple):
         brought = np.cumsum(self.covered[:, None] * self.standing, axis=0)[rows]
         verified = np.cumsum(self.covered)[rows][:, None] * lengths
         one_s, two_s = (np.array([drafts.seconds(n, k) for n in counts]) for k in (1, 2))
-        draft_s = one_s[:, None] + (two_s - one_s)[:, None] * (drawn - 1)
+        entering_s = np.array([drafts.entering_s(n) for n in counts])
+        draft_s = (entering_s + one_s)[:, None] + (two_s - one_s)[:, None] * (drawn - 1)
         in_all = self.num_tokens + np.ceil(verified).astype(np.int64)
         verify_s = seconds(in_all.ravel()).reshape(in_all.shape)
         tokens = self.num_rows + brought

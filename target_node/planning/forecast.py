@@ -196,7 +196,7 @@ class AsynchronousRounds:
         """
         rows = -(-num_rows // self.num_processes)
         drafts = self.drafts
-        first_s = drafts.enter_s + missed * drafts.seconds(rows, num_tokens)
+        first_s = drafts.entering_s(rows) + missed * drafts.seconds(rows, num_tokens)
         left_s = _IN_TIME * seconds - first_s
         wanted = rows * self.most_outcomes
         if not drafts.is_known or left_s <= 0:

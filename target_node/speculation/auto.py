@@ -80,6 +80,13 @@ class _Observed(NamedTuple):
     age: int | None
 
 
+class _Seen(NamedTuple):
+    """What a round may know of draft processes: as it was before its blocks were drawn."""
+
+    num_drafts: int  # attached
+    unusable: frozenset[str]  # modes
+
+
 class AutoSpeculation:
     """`SpeculationSource` that hands each run of rounds to one of several."""
 
@@ -116,12 +123,15 @@ class AutoSpeculation:
         self._run = _Run(None, self.mode, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = BatchLoad(0, "")  # theirs
+        self._live: set[int] = set()  # ids of the rows of rounds that have not ended
         self._is_alone = False  # draft processes are all there is to use, and there is none
         self._age = 0  # rounds that the mode has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
         self._num_first_calls = 0
         self._links = self._sources[-1]  # what knows draft processes, if any does
+        self._seen = self._look()  # what the next round may know of them
+        self._used = self._seen  # what the latest one knew
         self._forecasts = forecasts
         self._num_told: int | None = None  # drafts that were attached when people were told
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
@@ -134,6 +144,7 @@ class AutoSpeculation:
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
         self.learn()  # not before: this round's blocks were drawn while the latest ran
+        self._used, self._seen = self._seen, self._look()
         if self.mode in self._misses:
             self._policy.tell(self._misses[self.mode])
         return self._modes[self.mode].propose(rows)
@@ -147,10 +158,10 @@ class AutoSpeculation:
                 self._forecasts.pass_round()
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
-        is_alone = self._is_drafted_always and not self.num_drafts_attached
+        is_alone = self._is_drafted_always and not self._seen.num_drafts
         if is_alone != self._is_alone:  # who has come has contexts to catch up with
             self._is_alone, self._age = is_alone, 0
-        load, unusable = self._load_of(rows), self._unusable()
+        load, unusable = self._load_of(rows), self._seen.unusable
         is_over = self._run.is_over(is_mixed=is_mixed) or self._run.mode in unusable
         if load != self._run.load or is_over:
             self._run = self._next_run(load, unusable, is_mixed=is_mixed)
@@ -162,6 +173,10 @@ class AutoSpeculation:
             return
         self._use(wanted)
         self._run.count(is_mixed=is_mixed)
+
+    def _look(self) -> "_Seen":
+        """Who drafts now, for the next round: when that begins its blocks are drawn."""
+        return _Seen(self.num_drafts_attached, frozenset(self._unusable()))
 
     def _unusable(self) -> set[str]:
         """Modes that could not do what they are measured for."""
@@ -185,6 +200,7 @@ class AutoSpeculation:
             methods = (verification_of(each, self._method_of(each)) for each in sequences)
             self._load = BatchLoad.of(len(rows), prevailing(methods))
             self._sequences = sequences
+            self._live.update(map(id, sequences))
         return (
             self._load._replace(verification=f"{self._load.verification}, alone")
             if self._is_alone
@@ -208,6 +224,8 @@ class AutoSpeculation:
         self._num_turns += 1
         for source in self._sources:
             source.poll()
+        if not self._live:  # nobody has a block
+            self._seen = self._look()
         if self.num_drafts_attached != self._num_told:
             self._num_told = self.num_drafts_attached
             self._tell()
@@ -216,7 +234,7 @@ class AutoSpeculation:
         """People, what is expected of the modes that can be had, and which is to be the fastest."""
         if self._forecasts is None:
             return
-        if self._num_turns > 1:  # no block was drawn during a round just now
+        if not self._live:  # nobody has a block
             self._forecasts.refresh()
         unusable = self._unusable()
         for load in self._forecasts.told:
@@ -239,6 +257,8 @@ class AutoSpeculation:
         load = self._run.load
         if self._backend.num_first_calls != self._num_first_calls:
             return records  # the round took longer than it will again
+        if bool(self.num_drafts_attached) != bool(self._used.num_drafts):
+            return records  # it chose for others than were there
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = self._ended_s - self._began_s
@@ -264,6 +284,7 @@ class AutoSpeculation:
         return replace(self._links.status(), speculation_regime=ran)
 
     def forget(self, sequence: Sequence) -> None:
+        self._live.discard(id(sequence))
         for source in self._sources:
             source.forget(sequence)
 

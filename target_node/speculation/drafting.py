@@ -124,7 +124,7 @@ class ColocatedDraft:
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
         self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
-        self.pace = DraftPace(counts_entering=True)  # of its drafts
+        self.pace = DraftPace()  # of its drafts
         # Chains that nothing but their number of tokens ends: nobody knows which of them stand.
         self.is_blind = drafter.stops_in_time and getattr(drafter, "probs_confidence", None) is None
         self._drafter = drafter
@@ -166,20 +166,21 @@ class ColocatedDraft:
         where `threshold` says, blind ones after `most` tokens.
         """
         began_s, num_first_calls = time.perf_counter(), self._backend.num_first_calls
-        self._threshold = threshold
-        self._most = (most or FIRST) if self.is_blind else None
-        found = self._draft(rows, num_scored)
-        if (
-            self._backend.num_first_calls == num_first_calls
-        ):  # else it took longer than it will again
-            longest = max((len(each.token_ids) for each in found.values()), default=0)
-            self.pace.observe(len(rows), longest, time.perf_counter() - began_s)
-        return found
-
-    def _draft(self, rows: Rows[RowToDraft], num_scored: int) -> dict[Sequence, Speculation]:
         self._drawn = None
         self._foreseen.clear()
-        ready = self._catch_up(rows)
+        self._threshold = threshold
+        self._most = (most or FIRST) if self.is_blind else None
+        ready, num_entered = self._catch_up(rows)
+        ready_s = time.perf_counter()
+        found = self._draft(ready, num_scored)
+        if ready and self._backend.num_first_calls == num_first_calls:  # which take longer
+            longest = max((len(each.token_ids) for each in found.values()), default=0)
+            self.pace.observe(len(ready), longest, time.perf_counter() - ready_s)
+            self.pace.observe_entering(len(ready), num_entered, ready_s - began_s)
+        return found
+
+    def _draft(self, ready: Rows[RowToDraft], num_scored: int) -> dict[Sequence, Speculation]:
+        """For rows whose contexts are complete."""
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
             group = [row for row in ready if needs_probs(row) is by_ratio]
@@ -226,8 +227,8 @@ class ColocatedDraft:
 
     # --- contexts ----------------------------------------------------------------------------
 
-    def _catch_up(self, rows: Rows[RowToDraft]) -> list[RowToDraft]:
-        """Extend contexts towards their anchors; the rows whose contexts are complete.
+    def _catch_up(self, rows: Rows[RowToDraft]) -> tuple[list[RowToDraft], int]:
+        """Extend contexts towards their anchors; rows whose contexts are complete, tokens added.
 
         At most `max_extension` tokens a round: a long prompt must not stall the others here either.
         """
@@ -244,7 +245,8 @@ class ColocatedDraft:
                 room -= count
         if updates:
             self._extend(updates, present)
-        return [row for row in rows if self._is_current(row.sequence)]
+        ready = [row for row in rows if self._is_current(row.sequence)]
+        return ready, sum(update.end - update.start for update in updates)
 
     def _extend(self, updates: Rows["_Update"], present: set[Sequence]) -> None:
         """If they do not fit together, those that fit alone; the others wait for memory."""

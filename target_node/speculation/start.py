@@ -302,7 +302,7 @@ class _Builder:
             )
             file = DraftFile(self._config, speculation, "target", probe())
             times = recall(file, measured)
-            draft.pace = DraftPace(lambda: times, counts_entering=True)
+            draft.pace = DraftPace(lambda: times)
         return draft
 
     def _capacity(self, num_tokens: int, max_len: int) -> ContextCapacity:

@@ -44,6 +44,12 @@ def test_the_version_is_printed(specserve):
             "topology.topology: 1+1 has draft processes",
         ),
         (("launch", "--threads", "1000"), "topology.topology: 1+0 with 1000 thread(s)"),
+        (("serve",), "there is no command serve; specserve launch is what you mean (see"),
+        (("launch", "--dtype", "fp16"), "model.dtype: 'fp16' is not known (float32, bfloat16, fl"),
+        (
+            ("launch", "--dtype", "Half"),
+            "model.dtype: 'Half' is not known (float32, bfloat16, float16); write float16",
+        ),
         (("launch", "--set", "engine.x=1"), "engine.x: is no known key"),
         (("launch", "--set", "nonsense"), "--set: 'nonsense' is not of the form"),
         (("launch", "--config", "/nowhere.toml"), "--config: cannot read /nowhere.toml"),

@@ -261,11 +261,24 @@ PLANTS = [
         name="drafts-of-the-round-itself-are-timed",
         file="target_node/planning/draft_pace.py",
         symbol="DraftPace.freeze",
-        was="found._factors = dict(self._factors)",
-        becomes="found._factors = self._factors",
+        was="found._drafts, found._entering = self._drafts.freeze(), self._entering.freeze()",
+        becomes="found._drafts, found._entering = self._drafts, self._entering",
         tests=("tests/target_node/planning/test_draft_pace.py::test_what_is_frozen_stays",),
         breaks="what a draft took decides on the mode of blocks that were drawn meanwhile",
         ways=_BOTH,
+    ),
+    Plant(
+        name="who-drafts-is-read-as-the-round-begins",
+        file="target_node/speculation/auto.py",
+        symbol="AutoSpeculation._choose",
+        was="self._load_of(rows), self._seen.unusable",
+        becomes="self._load_of(rows), self._unusable()",
+        tests=(
+            "tests/target_node/speculation/test_auto_drafts.py"
+            "::test_who_drafts_is_known_from_before_a_rounds_blocks_were_drawn",
+        ),
+        breaks="a draft process that dies over a block decides on the mode that would verify it",
+        ways=frozenset({Way.ASYNC}),
     ),
     Plant(
         name="rejected-features-are-kept",

@@ -54,6 +54,30 @@ def test_the_end_of_a_conversation_is_no_failure(rig, say, end):  # noqa: F811
     assert asked(rig) == ["user: fox\nassistant:"]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "why"),
+    [("5", "after 5 tokens (--max-tokens)"), ("9999", "the context is full; /reset forgets")],
+)
+def test_who_types_is_told_of_an_answer_that_was_cut(
+    rig,  # noqa: F811
+    capsys,
+    monkeypatch,
+    max_tokens,
+    why,
+):
+    rig.script("the lazy dog " * 400)
+    monkeypatch.setattr("sys.stdin", Terminal("fox\n"))
+    main(["chat", "--connect", rig.address, "--max-tokens", max_tokens])
+    error = capsys.readouterr().err
+    assert error.startswith("specserve: the answer was cut after ")
+    assert why in error
+
+
 @pytest.mark.parametrize("word", ["/reset", "/clear"])
 def test_what_was_said_can_be_forgotten(rig, say, word):  # noqa: F811
     assert say(f"fox\n{word}\nfox\n") == (0, "")

@@ -9,15 +9,14 @@ from target_node.planning.draft_pace import DraftPace
 TIMES = DraftTimes([DraftTime(1, 0.1, 0.02), DraftTime(16, 0.4, 0.08)], enter_s=0.05)
 
 
-def timed(**wishes) -> DraftPace:
-    return DraftPace(lambda: TIMES, **wishes)
+def timed() -> DraftPace:
+    return DraftPace(lambda: TIMES)
 
 
 def test_before_any_draft_the_start_is_believed():
     assert timed().seconds(1, 5) == pytest.approx(0.2)
-    assert timed(counts_entering=True).seconds(1, 5) == pytest.approx(0.25)
-    assert timed().enter_s == 0.05
-    assert timed(counts_entering=True).enter_s == 0.0
+    assert timed().entering_s(1) == 0.05
+    assert timed().entering_s(0) == timed().seconds(0, 5) == 0.0
 
 
 def test_nothing_is_known_of_what_was_neither_timed_nor_drafted():
@@ -65,5 +64,19 @@ def test_what_is_frozen_stays():
     frozen = pace.freeze()
     for _ in range(10):
         pace.observe(1, 5, 2.0)
+        pace.observe_entering(1, 3, 0.5)
     assert frozen.seconds(1, 5) == pytest.approx(0.2)
+    assert frozen.entering_s(1) == pytest.approx(0.05)
     assert pace.seconds(1, 5) == pytest.approx(2.0)
+    assert pace.entering_s(1) == pytest.approx(0.5)
+
+
+def test_who_catches_up_after_many_rounds_says_nothing_of_every_round():
+    """A drafter that stands in now and then reads all that its row has made since."""
+    pace = timed()
+    for _ in range(10):
+        pace.observe_entering(1, 60, 4.0)
+    assert pace.entering_s(1) == 0.05
+    for _ in range(10):
+        pace.observe_entering(2, 6, 0.3)
+    assert pace.entering_s(2) == pace.entering_s(1) == pytest.approx(0.3)

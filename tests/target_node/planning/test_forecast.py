@@ -43,7 +43,7 @@ def one_pass(seconds: float, *, most: int = 16) -> DraftTimes:
 
 
 def synchronous(times: DraftTimes, usual: UsualAcceptance = HALVES) -> SynchronousRounds:
-    return SynchronousRounds(Acceptance(3, usual), DraftPace(lambda: times, counts_entering=True))
+    return SynchronousRounds(Acceptance(3, usual), DraftPace(lambda: times))
 
 
 def asynchronous(times: DraftTimes, on_miss: OnMiss | None = None, power: float = 1.0):

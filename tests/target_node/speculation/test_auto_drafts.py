@@ -119,6 +119,7 @@ def test_while_no_draft_is_attached_what_needs_one_neither_runs_nor_is_judged(ma
     service.source.learn()
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
+    service.round()  # whose blocks are drawn already
     assert set(service.rounds(500)) == {"off"}
     assert chooser.speed(load, "async skip") == pytest.approx(speed)
     service.drafted.num_drafts_attached = 1
@@ -132,6 +133,7 @@ def test_nobody_waits_again_for_a_draft_that_left_a_wait_unanswered(make_service
     service.learn(off=4, skip=6, draft_now=10)
     assert set(service.rounds(5)) == {"async draft_now"}
     service.policy.waited(in_vain=True)
+    service.round()  # whose blocks are drawn already
     assert "async draft_now" not in service.rounds(90)
     service.policy.heard()
     assert "async draft_now" in service.rounds(90)
@@ -143,6 +145,7 @@ def test_where_waiting_is_all_there_is_it_is_tried_again_after_a_second(make_ser
     service.learn(off=2, draft_now=4)
     assert set(service.rounds(5)) == {"async draft_now"}
     service.policy.waited(in_vain=True)
+    service.round()  # whose blocks are drawn already
     assert set(service.rounds(90)) == {"off"}
     assert "async draft_now" in service.rounds(90)
 
@@ -169,6 +172,7 @@ def test_what_runs_while_another_prepares_can_be_run(make_service):
     """Sync prepares, async is faster, but nobody drafts for it."""
     service = make_service()
     service.drafted.num_drafts_attached = 0
+    service.source.poll()
     slow = Recording(num_unready=5)
     service.source._modes["sync"] = slow
     chooser = service.scripted()
@@ -203,6 +207,7 @@ def test_async_alone_goes_on_without_drafts_and_nothing_is_forgotten_meanwhile(m
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
     service.tokens["async skip"] = 1
+    service.round()  # whose blocks are drawn already
     assert set(service.rounds(300)) == {"async skip"}
     assert chooser.speed(load, "async skip") == pytest.approx(speed)
     service.drafted.num_drafts_attached = 1
@@ -214,6 +219,7 @@ def test_async_alone_waits_for_nobody_who_is_silent(make_service):
     service.learn(skip=2, draft_now=4)
     assert "async draft_now" in service.rounds(40)
     service.policy.waited(in_vain=True)
+    service.round()  # whose blocks are drawn already
     assert set(service.rounds(90)) == {"async skip"}
     service.policy.heard()
     assert service.rounds(60).count("async draft_now") > 30
@@ -259,4 +265,21 @@ def test_rounds_after_a_draft_has_come_or_gone_are_as_after_a_change(make_servic
     for service.drafted.num_drafts_attached in (1, 0, 1):
         service.rounds(3)
     service.source.learn()
-    assert [age for _, age in chooser.observed] == 3 * [0, 1, 2]
+    # The first round of a change does not know of it, and is not judged.
+    assert [age for _, age in chooser.observed] == [0, 1, 2, 0, 1, 0, 1]
+
+
+def test_who_drafts_is_known_from_before_a_rounds_blocks_were_drawn(make_service):
+    """A draft that dies while it drafts says something of what it drafted."""
+    service = make_service()
+    service.learn(off=2, skip=4, draft_now=3)
+    assert set(service.rounds(5)) == {"async skip"}
+    service.drafted.num_drafts_attached = 0
+    service.source.poll()  # its row lives
+    assert [service.round() for _ in range(3)] == ["async skip", "off", "off"]
+    service.source.forget(service.rows[0].sequence)
+    service.drafted.num_drafts_attached = 1
+    service.rows = [decoding_row() for _ in range(2)]  # a load of which nothing is known
+    service.learn(off=2, skip=8, draft_now=3)
+    service.source.poll()  # nobody has a block: what is known now may be
+    assert service.round() == "async skip"
