@@ -134,7 +134,7 @@ class _Paths:
                 "topology": service.config.topology.topology,
                 "model": msgspec.to_builtins(service.ready),
                 "num_in_flight": hub.num_in_flight,
-                "load": msgspec.to_builtins(hub.load),
+                "load": msgspec.structs.asdict(hub.load),
             }
         )
 

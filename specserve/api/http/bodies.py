@@ -16,6 +16,7 @@ _WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safe
 _LEAST_QUOTES = 2  # of a message that names a field in quotes
 
 Stop = str | list[str]
+Prompts = str | list[str | int | list[int]]  # one text, texts, token ids, or lists of these
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +58,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/completions. One prompt or several, as text or as token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     logprobs: int | None = None
     echo: bool = False
 

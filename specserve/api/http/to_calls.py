@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptions
-from specserve.api.http.bodies import ChatBody, CompletionBody, Message, TokenizeBody
+from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.errors import InvalidField, Unsupported
 from specserve.types import SamplingParams
 from specserve.validation import Limits, check_num_entries
@@ -75,20 +75,21 @@ def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
     )
 
 
-def _prompts(
-    prompt: str | list[str] | list[int] | list[list[int]],
-) -> list[str] | list[list[int]]:
+def _prompts(prompt: Prompts) -> list[str] | list[list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise InvalidField("prompt", "is empty; it must have at least 1 token")
     texts = [each for each in prompt if isinstance(each, str)]
-    ids = [each for each in prompt if isinstance(each, list)]
-    if not texts and not ids:
-        return [[each for each in prompt if isinstance(each, int)]]
+    lists = [each for each in prompt if isinstance(each, list)]
+    ids = [each for each in prompt if isinstance(each, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if len(prompt) not in (len(texts), len(lists)):
+        raise InvalidField("prompt", "holds texts, token ids or lists of these, of one kind each")
     if len(prompt) > MAX_PROMPTS:
         raise InvalidField("prompt", f"has {len(prompt)} prompts; the limit is {MAX_PROMPTS}")
-    return texts or ids
+    return texts or lists
 
 
 def _call(

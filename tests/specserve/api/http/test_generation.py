@@ -27,7 +27,7 @@ def test_a_chat_is_answered(client, rig):
     usage = answer.usage
     assert usage.completion_tokens == len(rig.script_ids)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert usage.prompt_tokens_details.cached_tokens == 1  # as the target has it
 
 
 def test_a_chat_is_streamed(client, rig):
@@ -194,6 +194,8 @@ def test_every_request_has_a_draw_of_its_own_prompt_by_prompt(ask, rig):
         ({"prompt": "fox", "stream_options": {"a": 1}}, "stream_options", "unknown field"),
         ({"prompt": []}, "prompt", "is empty"),
         ({"prompt": ["fox"] * 257}, "prompt", "the limit is 256"),
+        ({"prompt": ["fox", 1]}, "prompt", "of one kind"),
+        ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
         ({}, "prompt", "missing required field"),
         (b"{", "body", "is no JSON"),
         (b"[1]", "body", "has to be a JSON object"),
