@@ -11,6 +11,7 @@ from typing import cast
 
 from bench.rounds import Answer, Round, Run, Turn
 from specserve.backends.choose import choose_backend
+from specserve.drafters.colocated import times_of
 from specserve.drafters.protocol import Drafter
 from specserve.models.config import ModelSpec
 from specserve.models.transformer import Transformer
@@ -34,6 +35,7 @@ from target_node.node import TargetNode
 from target_node.planning import step_profile
 from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
@@ -178,6 +180,14 @@ def _speculation(
     least = speculating.min_survival
     costs = None
     if least is None:
+        times = times_of(
+            speculating.drafter,
+            model=model,
+            backend=runner.backend,
+            max_rows=scheduler.max_batch_rows,
+            max_positions=sampler.max_model_len,
+        )
+        draft.pace = DraftPace(lambda: times)
         costs = RoundCosts(RoundPrices(runner.backend, runner.steps), draft.pace)
     admission = Admission(
         acceptance=Acceptance(draft.gamma),

@@ -9,11 +9,12 @@ import os
 import random
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.regimes.arms import ASYNC, AUTO, SYNC, GivenFlags, Service
+from specserve.settings.kept_files import FOLDER_VARIABLE
 from specserve.types import DRAFT_BATCH_SIZE
 
 GAMMAS, FAN_OUTS, BATCHES = (3, 5, 7, 9, 12), (4, 8, 16, 32), (1, 4, 16)
@@ -67,18 +68,28 @@ specserve.types.DRAFT_BATCH_SIZE = {batch}
 
 
 @contextmanager
-def batches_of(batch: int | None) -> Generator[None]:
-    """Services that are launched meanwhile draft so many outcomes at once."""
-    if batch is None or batch == DRAFT_BATCH_SIZE:
+def fresh(batch: int | None) -> Generator[None]:
+    """Services that are launched meanwhile draft so many outcomes at once.
+
+    And know nothing of what others have measured.
+    """
+    path = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.enter_context(_environment(FOLDER_VARIABLE, str(Path(folder, "cache"))))
+        if batch is not None and batch != DRAFT_BATCH_SIZE:
+            (Path(folder) / "sitecustomize.py").write_text(_IMPORTED_FIRST.format(batch=batch))
+            words = [folder, *([path] if path else [])]
+            stack.enter_context(_environment("PYTHONPATH", os.pathsep.join(words)))
         yield
-        return
-    before = os.environ.get("PYTHONPATH")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "sitecustomize.py").write_text(_IMPORTED_FIRST.format(batch=batch))
-        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([before] if before else [])])
-        try:
-            yield
-        finally:
-            del os.environ["PYTHONPATH"]
-            if before is not None:
-                os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Generator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

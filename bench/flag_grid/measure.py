@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.conversations import Questions
-from bench.flag_grid.cells import Cell, batches_of
+from bench.flag_grid.cells import Cell, fresh
 from bench.regimes.machine_load import client_beside
 from bench.regimes.records import Job
 from bench.regimes.service import Running, kv_memory_flags, running
@@ -110,7 +110,7 @@ class Run:
         loads = self._plan.loads
         turn = number % len(loads)
         with (
-            batches_of(cell.batch),
+            fresh(cell.batch),
             running([service], self._flags, runner) as started,
             client_beside(cores, is_pinned=self._place.is_pinned),
         ):

@@ -129,7 +129,9 @@ class TextTokenizer:
             raise InvalidField("prompt", problem)
         return ids
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
+    def _encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_USUAL
+    ) -> list[int]:
         assert self._chat is not None
         turns = [{"role": message.role, "content": message.content} for message in messages]
         if reserved := sorted(_RESERVED & options.variables.keys()):

@@ -15,7 +15,7 @@ from specserve.settings.config import Config, Placement, ResolvedConfig
 
 _NONE_MEANS = {  # where a resolved configuration may hold None
     "model.ballast": "none",
-    "server.http_port": "8000, or any free one where server.grpc_port is 0",
+    "server.http_port": "none",
     "engine.kv_memory": "what is free once the weights are loaded",
     "speculation.drafter": "none",
     "speculation.colocated_drafter": "none",

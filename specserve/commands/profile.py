@@ -18,6 +18,7 @@ from specserve.processes.launch import resolve_here
 from specserve.processes.local_service import local_service
 from specserve.processes.run_dir import make_output_folder
 from specserve.processes.standard_streams import complain, require_stdout, write_stdout
+from specserve.settings import draft_files
 from specserve.settings.config import ResolvedConfig
 from specserve.settings.hardware import probe
 from specserve.settings.step_files import StepCell, StepFile, StepRecord
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = StepFile(config, probe())
     if arguments.again:
         file.forget()
+        draft_files.forget_all()
     record = file.read() or _measured(arguments, file)
     text = as_json(record) if arguments.json else _as_text(record, config, file.path)
     write_stdout(text)

@@ -16,6 +16,8 @@ from specserve.types import DraftTime
 
 _TAKES = 2  # of each size, after one that is not counted; the shortest counts
 _MOST_S = 0.6  # of all sizes: larger ones of a slow drafter are as many times longer
+_ALIKE = 2.0  # times as long or short as expected a draft may take: nobody has the machine alone
+_TINY_S = 1e-6
 _CHAIN = 5  # tokens of the longer of two chains, whose difference tells what a token takes
 
 TimedDraft = Callable[[int, int | None], object]  # blocks, tokens of a chain
@@ -63,18 +65,41 @@ def recall(file: DraftFile, measured: Measured) -> DraftTimes:
     record = file.read()
     known = None if record is None else DraftTimes(record.times, record.enter_s)
     found = measured(known=known)
-    if record is None and found.all:
+    is_of_them = known is not None and _are_alike(known, found)
+    if not is_of_them and found.all:
         file.write(DraftRecord(made_for=file.made_for, times=found.all, enter_s=found.enter_s))
     return found
 
 
-def at_pace(known: DraftTimes, draft: TimedDraft, *, gamma: int = _CHAIN) -> DraftTimes:
-    """What an earlier process has measured, as long as one size of it takes now."""
-    first = known.all[0]
+def _are_alike(known: DraftTimes, found: DraftTimes) -> bool:
+    """Whether one is the other at another pace."""
+    if len(known.all) != len(found.all) or not known.all:
+        return False
+    ratios = [
+        a.seconds(1) / max(b.seconds(1), _TINY_S) for a, b in zip(known.all, found.all, strict=True)
+    ]
+    return max(ratios) <= _ALIKE * min(ratios)
+
+
+def at_pace(
+    known: DraftTimes, draft: TimedDraft, sizes: Sequence[int], *, gamma: int = _CHAIN
+) -> DraftTimes | None:
+    """What an earlier process has measured, as long as one size of it takes now.
+
+    None where the largest size speaks against it, or it is of other sizes: a start that was
+    disturbed is not believed for ever.
+    """
+    if [each.num_blocks for each in known.all] != list(sizes)[: len(known.all)]:
+        return None
+    first, last = known.all[0], known.all[-1]
     num_tokens = min(_CHAIN, gamma) if known.go_by_token else None
-    before_s = first.seconds(num_tokens or 0)
-    seconds = shortest(partial(draft, first.num_blocks, num_tokens))
-    pace = seconds / before_s if before_s > 0 else 1.0
+    before_s = max(first.seconds(num_tokens or 0), _TINY_S)
+    pace = shortest(partial(draft, first.num_blocks, num_tokens)) / before_s
+    began_s = time.perf_counter()
+    draft(last.num_blocks, num_tokens)
+    seconds, expected_s = time.perf_counter() - began_s, pace * last.seconds(num_tokens or 0)
+    if not expected_s <= _ALIKE * seconds <= _ALIKE**2 * expected_s:
+        return None
     times = [DraftTime(t.num_blocks, pace * t.fixed_s, pace * t.token_s) for t in known.all]
     return DraftTimes(times, pace * known.enter_s)
 

@@ -62,7 +62,9 @@ def time_drafts(
 
     try:
         if known is not None:
-            return draft_times.at_pace(known, draft, gamma=drafter.gamma)
+            now = draft_times.at_pace(known, draft, sizes, gamma=drafter.gamma)
+            if now is not None:
+                return now
         is_chain = drafter.stops_in_time
         times = draft_times.measure(draft, sizes, is_chain=is_chain, gamma=drafter.gamma)
         return DraftTimes(times, draft_times.shortest(enter))

@@ -98,7 +98,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         model=model,
         topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
         engine=_with_pool(engine, num_blocks, pool),
-        server=config.server,
+        server=msgspec.structs.replace(config.server, http_port=config.server.http_port_wish),
         speculation=msgspec.structs.replace(
             config.speculation,
             draft_threads=_draft_threads(config),

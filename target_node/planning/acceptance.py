@@ -173,7 +173,7 @@ class OwnAcceptance:
     def factor(self) -> float:
         return (self._accepted + _AS_USUAL) / (self._expected + _AS_USUAL)
 
-    def observe(self, survivals: Sequence[float], num_accepted: int) -> None:
+    def observe(self, survivals: Sequence[float], num_accepted: float) -> None:
         """`survivals`: usual ones, of the positions that were verified."""
         self._accepted = _OWN_KEPT * self._accepted + num_accepted
         self._expected = _OWN_KEPT * self._expected + sum(survivals)

@@ -86,6 +86,8 @@ class Admission:
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
         self._candidates: list[Row] = []  # rows that may verify something, in this round
         self._drafted_kinds: set[str] = set()  # of the rows with drafts in this round
+        # Rows of this round with drafts of which none is verified, and what these promised.
+        self._unverified: list[tuple[Sequence, Rows[float]]] = []
         self._num_rounds = 0  # in which somebody could be drafted for
         self.chosen = Chosen([])  # who of the candidates is drafted for: others' drafts do not pay
         self._has_paused = False  # in any round: nobody was drafted for
@@ -118,6 +120,8 @@ class Admission:
             costs=self._costs(rows, prices),
             drafts=self._known.drafts,
             acceptance=self._known.acceptance,
+            limit_of=self._limit,
+            weights=self._known.weights,
         )
 
     def kind(self, sequence: Sequence) -> str:
@@ -186,7 +190,7 @@ class Admission:
         Blocks are dealt by lengths alone, also to rows that leave them unused: a draft that took
         or left another row's blocks would, by way of that row's places, decide on itself.
         """
-        in_turn = self._in_turn(self._candidates)
+        in_turn = self._in_turn(self.chosen.rows)
         limits = self._scheduler.drafts_with_blocks(in_turn, [self._limit(row) for row in in_turn])
         drafted = [
             (row, found[row.sequence], limit)
@@ -198,6 +202,13 @@ class Admission:
         facts = self._facts(rows, [(row, limit) for row, _, limit in drafted], survivals)
         capacity = self._scheduler.room_for_drafts(rows)
         verify_lens = self._budget.allocate(survivals, capacity, facts)
+        self._unverified = [
+            (row.sequence, survival)
+            for (row, _, _), survival, verify_len in zip(
+                drafted, survivals, verify_lens, strict=True
+            )
+            if not verify_len
+        ]
         admitted = {
             row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
             for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
@@ -245,6 +256,7 @@ class Admission:
         return RoundFacts(
             snapshot=snapshot,
             num_tokens=sum(row.num_tokens for row in rows),
+            num_rows=sum(row.samples for row in rows),
             before=two_before,
             by_ratio=[self.needs_probs(row) for row, _ in drafted],
             weights=self._weights([row for row, _ in drafted]),
@@ -275,6 +287,11 @@ class Admission:
             num_emitted = sum(len(result.token_ids) for result in sampled)
             self._prices.observe(num_emitted)
         records: list[VerifiedRow] = []
+        known, usual_of = self._known.acceptance, dict[str, Rows[float]]()
+        if self._chooser is not None:
+            for sequence, survival in self._unverified:  # whose confidences speak against them
+                usual = known.survivals(self.kind(sequence))[: len(survival)]
+                self._chooser.observe(sequence, usual, sum(survival))
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:
                 continue
@@ -284,7 +301,9 @@ class Admission:
                 history = self._acceptance.of(kind := self.kind(row.sequence))
                 history.observe(verified, result.num_accepted)
                 if self._chooser is not None:
-                    usual = self._known.acceptance.survivals(kind)[:verified]
+                    if kind not in usual_of:
+                        usual_of[kind] = known.survivals(kind)
+                    usual = usual_of[kind][:verified]
                     self._chooser.observe(row.sequence, usual, result.num_accepted)
             self._num_verified += verified
             self._num_accepted += result.num_accepted

@@ -69,6 +69,10 @@ class DraftPace:
         self._drafts.doubt()
         self._entering.doubt()
 
+    def forget(self) -> None:
+        """Another process drafts from now on, which has timed itself."""
+        self._drafts, self._entering = _Medians(), _Medians()
+
     def freeze(self) -> "DraftPace":
         """As it is now: nothing that is observed later changes it."""
         timed = self._timed()

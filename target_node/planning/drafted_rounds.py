@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from target_node.planning.draft_pace import DraftPace
 
-_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are compared
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # that are compared
 _CLOSE = 0.99  # of the best speed: the shortest of such lengths drafts and verifies least
 _WORTH = 0.97  # of plain decoding's speed that drafts have to reach: times are known so well
 
@@ -57,12 +57,14 @@ class RowsToDraft(NamedTuple):
     num_tokens: int  # of the forward without drafted ones: anchors, prompts
     standing: Floats  # [N, L]: tokens of row n's block that usually stand, of its first 1 .. L
     covered: Floats  # [N]: P(row n has a block)
+    limits: Counts  # [N]: tokens of row n's block that may be verified
 
     @staticmethod
     def alike(num_rows: int, survivals: Sequence[float], coverage: float) -> "RowsToDraft":
         """As many, all of one kind."""
         standing = np.tile(np.cumsum(survivals), (num_rows, 1))
-        return RowsToDraft(num_rows, num_rows, standing, np.full(num_rows, coverage))
+        limits = np.full(num_rows, len(survivals), dtype=np.int64)
+        return RowsToDraft(num_rows, num_rows, standing, np.full(num_rows, coverage), limits)
 
     def best(
         self, drafts: DraftPace, seconds: Seconds, *, counts: Sequence[int] | None = None
@@ -77,7 +79,8 @@ class RowsToDraft(NamedTuple):
         drawn: Counts = lengths if drafts.go_by_token else np.full_like(lengths, longest)
         rows = np.array(counts) - 1
         brought = np.cumsum(self.covered[:, None] * self.standing, axis=0)[rows]
-        verified = np.cumsum(self.covered)[rows][:, None] * lengths
+        of_rows = self.covered[:, None] * np.minimum(self.limits[:, None], lengths)
+        verified = np.cumsum(of_rows, axis=0)[rows]
         one_s, two_s = (np.array([drafts.seconds(n, k) for n in counts]) for k in (1, 2))
         entering_s = np.array([drafts.entering_s(n) for n in counts])
         draft_s = (entering_s + one_s)[:, None] + (two_s - one_s)[:, None] * (drawn - 1)

@@ -143,7 +143,8 @@ class CausalPolicy:
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
         places, num_rows = by_survival(survivals, facts.weights), len(survivals)
-        made = _throughputs(places, num_rows, facts.num_tokens, facts.snapshot.costs)
+        num_anchors = max(facts.num_rows, num_rows)
+        made = _throughputs(places, num_anchors, facts.num_tokens, facts.snapshot.costs)
         stops = np.flatnonzero(~(made[1:] > made[:-1]))
         taken = int(stops[0]) if len(stops) else len(places.rows)
         return lengths_of(places, min(taken, capacity), num_rows)
@@ -162,7 +163,8 @@ class BarrierPolicy:
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
-        count = best_count(facts.before, len(survivals), facts.num_tokens, facts)
+        num_rows = max(facts.num_rows, len(survivals))
+        count = best_count(facts.before, num_rows, facts.num_tokens, facts)
         places = by_survival(survivals, facts.weights)
         return lengths_of(places, min(count, capacity), len(survivals))
 
@@ -187,7 +189,8 @@ class GlobalPolicy:
         free = [() if is_ratio else row for row, is_ratio in zip(survivals, by_ratio, strict=True)]
         verify_lens = self._others.allocate(fixed, capacity, facts) if any(by_ratio) else []
         num_fixed = sum(verify_lens)
-        count = best_count(free, len(survivals), facts.num_tokens + num_fixed, facts)
+        num_rows = max(facts.num_rows, len(survivals))
+        count = best_count(free, num_rows, facts.num_tokens + num_fixed, facts)
         places = by_survival(free, facts.weights)
         found = lengths_of(places, min(count, capacity - num_fixed), len(survivals))
         return [a + b for a, b in zip(found, verify_lens, strict=True)] if verify_lens else found

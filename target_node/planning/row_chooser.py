@@ -8,7 +8,7 @@ same, as only rounds with drafts tell whether they pay (`draft_trials`).
 Receives counts and times, never tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ class RoundAhead(NamedTuple):
     costs: StepCosts
     drafts: DraftPace
     acceptance: FrozenAcceptance
+    limit_of: Callable[[Row], int]  # tokens of a row that may be verified, whatever they are
+    weights: Mapping[TokenSequence, float]  # how much tokens count of rows that are behind
 
 
 class _Weighed(NamedTuple):
@@ -93,9 +95,12 @@ class RowChooser:
         return Chosen(ranked[:num_paying], weighed.best_length)
 
     def observe(
-        self, sequence: TokenSequence, survivals: Sequence[float], num_accepted: int
+        self, sequence: TokenSequence, survivals: Sequence[float], num_accepted: float
     ) -> None:
-        """Of a row that was drafted for: `survivals`, usual ones, of what was verified."""
+        """Of a row that was drafted for: `survivals`, usual ones, of what was verified.
+
+        Where nothing was, of the whole block, and what its confidences promise is what stands.
+        """
         if sequence in self._own:
             self._own[sequence].observe(survivals, num_accepted)
 
@@ -127,11 +132,21 @@ class RowChooser:
         kinds = [self._kind_of(row.sequence) for row in rows]
         standing = {kind: np.cumsum(acceptance.survivals(kind)) for kind in set(kinds)}
         covered = {kind: acceptance.coverage(kind) for kind in standing}
-        factors = [self._own_of(row.sequence).factor for row in rows]
+        weights = ahead.weights
+        factors = [
+            self._own_of(row.sequence).factor * weights.get(row.sequence, 1.0) for row in rows
+        ]
         brought = np.array([f * standing[kind] for f, kind in zip(factors, kinds, strict=True)])
         shares = np.array([covered[kind] for kind in kinds])
+        longest = brought.shape[1]
+        wanted = [min(max(1, ahead.limit_of(row)), longest) for row in rows]
+        limits = np.array(wanted, dtype=np.int64)
+        for place, limit in enumerate(wanted):  # what is drafted behind it brings nothing more
+            brought[place, limit:] = brought[place, limit - 1]
         order = np.argsort(-brought[:, -1] * shares, kind="stable")
-        to_draft = RowsToDraft(ahead.num_rows, ahead.num_tokens, brought[order], shares[order])
+        to_draft = RowsToDraft(
+            ahead.num_rows, ahead.num_tokens, brought[order], shares[order], limits[order]
+        )
         return order.tolist(), to_draft
 
     def _tries(self, ahead: RoundAhead, *, pays: bool) -> bool:

@@ -182,7 +182,8 @@ class AsynchronousSpeculation:
 
     def _take_pushes(self) -> None:
         for push in self.links.receive():
-            self.links.pace.observe(len(push.keys), max(push.lengths), push.draft_batch_s)
+            if push.keys:  # a sound draft sends no empty one
+                self.links.pace.observe(len(push.keys), max(push.lengths), push.draft_batch_s)
             self._table.add(push, self._streams.round_of)
             self.policy.heard()
 

@@ -73,6 +73,7 @@ class DraftLinks:
         self._peers = list(peers)
         self._last_epoch = 0
         self._times = DraftTimes()
+        self._introduced: Attach | None = None  # whose times these are
         self.pace = DraftPace(self._timed)  # of the drafts' batches
         self._wanted: list[Wanted] = []
         self._misfits: set[int] = set()  # drafts that did not fit when they came last
@@ -91,8 +92,10 @@ class DraftLinks:
     def _timed(self) -> DraftTimes:
         """By one of those that are there; none before."""
         known = [peer.introduction for peer in self._peers if peer.introduction is not None]
-        if known:
-            self._times = DraftTimes(known[-1].times, known[-1].enter_s)
+        if known and known[-1] is not self._introduced:
+            self._introduced = known[-1]
+            self._times = DraftTimes(self._introduced.times, self._introduced.enter_s)
+            self.pace.forget()
         return self._times
 
     @property

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.flag_grid.__main__ import build_parser, main, read_plan
-from bench.flag_grid.cells import KNOWN, NO_FLAGS, batches_of, cells_of
+from bench.flag_grid.cells import KNOWN, NO_FLAGS, cells_of, fresh
 from bench.flag_grid.measure import Load, Measured
 from bench.flag_grid.results import against_best, speeds_of
 from specserve.errors import InvalidField
@@ -41,7 +41,7 @@ def test_cells_are_drawn_by_their_seed_alone():
 def test_processes_that_are_started_for_a_cell_draft_as_many_at_once(batch, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     code = "from draft_node.prespeculation.draft_batches import BatchSettings as B; print(B().size)"
-    with batches_of(batch):
+    with fresh(batch):
         words = [sys.executable, "-c", code]
         found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert int(found) == (batch or DRAFT_BATCH_SIZE)

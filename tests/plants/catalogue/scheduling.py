@@ -160,7 +160,7 @@ PLANTS = [
         name="blocks-dealt-to-the-drafted",
         file="target_node/planning/admission.py",
         symbol="Admission.admit",
-        was="in_turn = self._in_turn(self._candidates)",
+        was="in_turn = self._in_turn(self.chosen.rows)",
         becomes="in_turn = self._in_turn([row for row in rows if row.sequence in found])",
         tests=(
             f"{_SPECULATION}::test_whether_a_row_was_drafted_for_does_not_move_another_rows_blocks",

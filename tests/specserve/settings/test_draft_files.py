@@ -7,8 +7,9 @@ import pytest
 
 from specserve.drafters.draft_times import DraftTimes, at_pace, recall
 from specserve.settings.config import Config, SpeculationConfig, TopologyConfig
-from specserve.settings.draft_files import DraftFile, DraftRecord
+from specserve.settings.draft_files import DraftFile, DraftRecord, forget_all
 from specserve.types import DraftTime
+from tests.scripted_time import ScriptedTime
 from tests.specserve.settings.resolving import MACHINE, resolved
 
 CHAIN = DraftTimes([DraftTime(1, 0.01, 0.02), DraftTime(4, 0.02, 0.03)], enter_s=0.004)
@@ -75,11 +76,43 @@ def test_a_file_that_says_nothing_is_measured_again(times, caplog):
     assert ("of no use, drafts are timed again" in caplog.text) is (not times)
 
 
+def test_a_start_that_was_disturbed_is_not_believed_for_ever(monkeypatch):
+    """Its largest size took four times as long as it usually does."""
+    clock = ScriptedTime()
+    monkeypatch.setattr("specserve.drafters.draft_times.time", clock)
+
+    def draft(num_blocks: int, num_tokens: int) -> None:
+        clock.now_s += CHAIN.seconds(num_blocks, num_tokens) / (4 if num_blocks > 1 else 1)
+
+    assert at_pace(CHAIN, draft, [1, 4]) is None
+    assert at_pace(CHAIN, draft, [1, 16]) is None  # of other sizes
+    again = DraftTimes([DraftTime(1, 0.01, 0.02), DraftTime(4, 0.01, 0.01)])
+    recall(file_of(), lambda *, known: CHAIN)
+    recall(file_of(), lambda *, known: again)
+    record = file_of().read()
+    assert record is not None
+    assert record.times == again.all
+
+
+def test_what_is_forgotten_is_measured_anew():
+    recall(file_of(), Measuring())
+    forget_all()
+    forget_all()
+    assert file_of().read() is None
+
+
 @pytest.mark.parametrize("factor", [0.5, 3.0])
 def test_one_size_tells_the_pace_of_all(factor, monkeypatch):
     monkeypatch.setattr(
         "specserve.drafters.draft_times.shortest", lambda call: factor * CHAIN.seconds(*call.args)
     )
-    now = at_pace(CHAIN, lambda num_blocks, num_tokens: None)
+    clock = ScriptedTime()
+    monkeypatch.setattr("specserve.drafters.draft_times.time", clock)
+
+    def draft(num_blocks: int, num_tokens: int) -> None:
+        clock.now_s += factor * CHAIN.seconds(num_blocks, num_tokens)
+
+    now = at_pace(CHAIN, draft, [1, 4])
+    assert now is not None
     assert now.seconds(4, 3) == pytest.approx(factor * CHAIN.seconds(4, 3))
     assert now.enter_s == pytest.approx(factor * CHAIN.enter_s)

@@ -71,6 +71,14 @@ def test_what_is_frozen_stays():
     assert pace.entering_s(1) == pytest.approx(0.5)
 
 
+def test_another_process_has_a_pace_of_its_own():
+    pace = timed()
+    for _ in range(10):
+        pace.observe(1, 5, 2.0)
+    pace.forget()
+    assert pace.seconds(1, 5) == pytest.approx(0.2)
+
+
 def test_who_catches_up_after_many_rounds_says_nothing_of_every_round():
     """A drafter that stands in now and then reads all that its row has made since."""
     pace = timed()

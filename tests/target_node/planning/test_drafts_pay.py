@@ -73,7 +73,7 @@ def test_a_drafter_that_has_something_for_few_rows_brings_less():
 def test_those_whose_drafts_bring_least_are_left_out():
     """A block takes .3 seconds more for each row, and brings two tokens of eight rows a second."""
     standing = np.array([[0.9, 1.7], [0.9, 1.7], [0.1, 0.1], [0.0, 0.0]])
-    rows = RowsToDraft(4, 4, standing, np.ones(4))
+    rows = RowsToDraft(4, 4, standing, np.ones(4), np.full(4, 2))
     by_row = DraftPace(lambda: DraftTimes([DraftTime(1, 0.1, 0.0), DraftTime(4, 0.4, 0.0)]))
     best = rows.best(by_row, StraightSteps(0.0).seconds)
     assert (best.num_rows, best.num_drafted) == (2, 2)

@@ -223,6 +223,7 @@ def test_what_is_learned_counts_once_somebody_refreshes():
     before = forecasts.speeds(ONE)
     for _ in range(50):
         beside.drafts.observe(1, 3, 0.5)
+        ahead.drafts.observe(8, 4, 5.0)
         acceptance.of("greedy").observe(3, 0)
         hits.observe("greedy", 8, 0.0)
         table_now.observe(StepSize(1, 1, 300), 1.4)

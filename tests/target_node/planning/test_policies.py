@@ -50,6 +50,21 @@ def test_the_causal_policy_goes_on_as_long_as_each_token_pays():
     assert policy_named("causal").allocate([[0.9, 0.5, 0.1], [0.4]], 1, facts) == [1, 0]
 
 
+@pytest.mark.parametrize("name", ["causal", "barrier", "global"])
+def test_rows_that_are_not_drafted_for_make_their_tokens_too(name):
+    """16 rows make 5 tokens a second; a drafted one costs as much time and brings .9 of a token."""
+
+    class Proportional:
+        def seconds(self, num_tokens):
+            return 0.2 * np.asarray(num_tokens)
+
+    snapshot, drafted = PlanningSnapshot(costs=Proportional()), [[0.9, 0.8], [0.9, 0.8]]
+    facts = RoundFacts(snapshot, num_tokens=16, num_rows=16, before=drafted)
+    assert policy_named(name).allocate(drafted, 99, facts) == [0, 0]
+    alone = replace(facts, num_rows=0)  # as if two rows took what 16 take
+    assert sum(policy_named(name).allocate(drafted, 99, alone)) > 0
+
+
 def test_k_of_the_barrier_is_that_of_two_rounds_before_and_current_survivals_rank():
     costs = TwoSteps()
     facts = RoundFacts(PlanningSnapshot(costs=costs), num_tokens=6, before=[[0.9], [0.9, 0.8]])

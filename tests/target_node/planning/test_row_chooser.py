@@ -1,5 +1,6 @@
 """Rows whose drafts do not pay are left out, one by one, and get another chance."""
 
+import msgspec
 import pytest
 
 from specserve.drafters.draft_times import DraftTimes
@@ -19,10 +20,20 @@ GAMMA = 3
 class Rounds:
     """Of rows whose blocks take a twentieth of a forward each, and of whose tokens some stand."""
 
-    def __init__(self, num_rows: int, *, may_pause: bool = True, token_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        may_pause: bool = True,
+        token_s: float = 0.05,
+        block_s: float = 0.05,
+        confidences: list[float] | None = None,
+    ) -> None:
+        """`confidences`: of each row's tokens, if the drafter has some."""
+        self.confidences = confidences
         table = StepTable()
         table.learn({n: Cell(1 + token_s * n, 8) for n in (1, 64)}, Slopes())
-        times = DraftTimes([DraftTime(n, 0.05 * n, 0.0) for n in (1, 64)])
+        times = DraftTimes([DraftTime(n, block_s * n, 0.0) for n in (1, 64)])
         self.round = Round(
             [5] * num_rows,
             places=9,
@@ -31,7 +42,7 @@ class Rounds:
             prices=RoundPrices(BACKEND, table),
             drafts=DraftPace(lambda: times),
             may_pause=may_pause,
-            budget=ThresholdPolicy(),
+            budget=ThresholdPolicy(0.3),
         )
 
     def play(self, num_accepted: list[int]) -> list[int]:
@@ -39,7 +50,7 @@ class Rounds:
         admission, rows = self.round.admission, self.round.rows
         admission.begin(rows)
         chosen = [row.sequence for row in admission.chosen.rows]
-        found = {sequence: Speculation((3,) * GAMMA) for sequence in chosen}
+        found = {sequence: self._block(sequence.arrival) for sequence in chosen}
         admission.count_covered(found)
         admitted = admission.admit(rows, found)
         results = [
@@ -49,6 +60,42 @@ class Rounds:
         admission.observe(admitted, results)
         self.round.end()
         return sorted(row.sequence.arrival for row in rows if row.sequence in chosen)
+
+    def _block(self, place: int) -> Speculation:
+        confidences = None if self.confidences is None else (self.confidences[place],) * GAMMA
+        return Speculation((3,) * GAMMA, confidences)
+
+
+def test_a_row_whose_confidences_speak_against_it_is_left_out():
+    """Nothing of its blocks is verified, so nothing of them is ever accepted or rejected."""
+    rounds = Rounds(4, block_s=0.4, confidences=[0.95, 0.02, 0.95, 0.95])
+    drafted = [rounds.play([GAMMA, 0, GAMMA, GAMMA]) for _ in range(300)]
+    late = drafted[100:]
+    assert sum(1 in each for each in late) < 0.3 * len(late)
+    assert all({0, 2, 3} <= set(each) for each in late)
+
+
+def test_what_a_row_may_not_verify_brings_nothing():
+    rounds = Rounds(1, block_s=0.9, token_s=0.0)
+    assert all(rounds.play([GAMMA]) for _ in range(200))
+    rounds = Rounds(1, block_s=0.9, token_s=0.0)
+    request = rounds.round.rows[0].sequence.request
+    capped = msgspec.structs.replace(request, max_verify_len=1)
+    rounds.round.rows[0].sequence.request = capped
+    drafted = [rounds.play([0 if n % 3 else 1]) for n in range(200)]
+    assert not any(drafted[-50:])
+
+
+def test_who_has_ended_is_forgotten():
+    rounds = Rounds(2)
+    for _ in range(20):
+        rounds.play([1, 2])
+    chooser = rounds.round.admission._chooser
+    assert chooser is not None
+    assert len(chooser._own) == 2
+    for row in rounds.round.rows:
+        rounds.round.admission.forget(row.sequence)
+    assert not chooser._own
 
 
 @pytest.mark.parametrize("may_pause", [True, False])
