@@ -53,13 +53,13 @@ class RoundFacts:
 
     snapshot: PlanningSnapshot = field(default_factory=PlanningSnapshot)
     num_tokens: int = 0  # of the forward without drafted ones: anchors, prompts
-    # Of the forward that make a token whatever is verified; 0: those of the survivals alone.
-    num_rows: int = 0
     # By row: survivals of its block two rounds before, or the prior's where it had none then.
     before: Sequence[Sequence[float]] = ()
     by_ratio: Sequence[bool] = ()  # by row: verified by the ratio test
     # By row, at least 1: how much its drafted tokens count, as of the snapshot. Empty: all once.
     weights: Sequence[float] = ()
+    # Rows of the forward that make a token whatever is verified; 0: those of the survivals alone.
+    num_rows: int = 0
 
 
 NOTHING = RoundFacts()
