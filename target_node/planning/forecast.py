@@ -126,27 +126,37 @@ class SynchronousRounds:
         return rows.best(self.drafts, steps.of_rows(load.num_rows), counts=[load.num_rows])
 
 
+class Behind(NamedTuple):
+    """What the outcomes of a round are of, that are prepared."""
+
+    kind: str  # of verification
+    is_hit: bool  # the block that is verified was prepared itself (primary), or stands in (backup)
+
+
 @dataclass
 class HitPower:
-    """r of the law of hits, by kind of verification: P(miss) = (1 + outcomes of a row) ** -r."""
+    """r of the law of hits: P(miss) = (1 + outcomes of a row) ** -r, apart for what is verified."""
 
-    _powers: dict[str, float] = field(default_factory=dict[str, float])
+    _powers: dict[Behind, float] = field(default_factory=dict[Behind, float])
 
     def copy(self) -> "HitPower":
         return HitPower(dict(self._powers))
 
-    def rate(self, kind: str, num_outcomes: float) -> float:
-        return 1 - (1 + num_outcomes) ** -self._powers.get(kind, _POWER)
+    def rate(self, behind: Behind, num_outcomes: float) -> float:
+        """What nothing was counted of is like the other of its kind."""
+        other = behind._replace(is_hit=not behind.is_hit)
+        power = self._powers.get(behind, self._powers.get(other, _POWER))
+        return 1 - (1 + num_outcomes) ** -power
 
-    def observe(self, kind: str, num_outcomes: float, rate: float) -> None:
+    def observe(self, behind: Behind, num_outcomes: float, rate: float) -> None:
         """Of a round: outcomes prepared for each row, and the share of rows that found theirs."""
         if num_outcomes <= 0:
             return
         # A round of one row has a rate of 0 or 1: rates are averaged, and not their powers.
-        mean = self.rate(kind, num_outcomes)
+        mean = self.rate(behind, num_outcomes)
         mean += _SMOOTHING * (rate - mean)
         power = -math.log1p(-min(mean, 0.99)) / math.log1p(num_outcomes)
-        self._powers[kind] = min(max(power, _POWERS[0]), _POWERS[1])
+        self._powers[behind] = min(max(power, _POWERS[0]), _POWERS[1])
 
 
 class OnMiss(NamedTuple):
@@ -214,8 +224,13 @@ class AsynchronousRounds:
         drafted_elsewhere = self.on_miss.waits or self.on_miss.drafts_here is not None
         missed = 0.0 if drafted_elsewhere else missed
         outcomes = self.num_outcomes(load.num_rows, num_tokens, seconds, missed=missed)
-        kind = load.kind
-        return self.acceptance.coverage(kind) * self.hits.rate(kind, outcomes)
+        covered = self.acceptance.coverage(load.kind)
+        after_hit, after_miss = (
+            covered * self.hits.rate(Behind(load.kind, is_hit), outcomes)
+            for is_hit in (True, False)
+        )
+        # What is come to in the long run (SSD, Theorem 7): as many hits begin as end.
+        return after_miss / max(_LEAST_S, 1 - after_hit + after_miss)
 
     def _of(
         self, load: BatchLoad, steps: ForwardTimes, survivals: list[float], length: int

@@ -20,8 +20,7 @@ from specserve.telemetry import VerifiedRow
 from specserve.transport.link.messages import BlockKey, Tokens
 from specserve.types import Speculation
 from target_node.planning.admission import Admission
-from target_node.planning.forecast import HitPower
-from target_node.planning.mode_speeds import prevailing
+from target_node.planning.forecast import Behind, HitPower
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -81,9 +80,9 @@ class AsynchronousSpeculation:
         decoding = self._admission.begin(rows)
         self._take_pushes()
         streams = [self._streams.of(row.sequence).number for row in decoding]
-        num_outcomes = sum(map(self._table.num_blocks, streams))
+        outcomes = list(map(self._table.num_blocks, streams))
         found = self._find(decoding)
-        self._count(decoding, found, num_outcomes)
+        self._count(decoding, found, outcomes)
         missed = [row for row in decoding if row.sequence not in found]
         if missed:
             found |= self._after_miss(rows, missed, len(found))
@@ -92,15 +91,20 @@ class AsynchronousSpeculation:
         return admitted
 
     def _count(
-        self, rows: Rows[Row], found: Mapping[Sequence, Speculation], num_outcomes: int
+        self, rows: Rows[Row], found: Mapping[Sequence, Speculation], outcomes: Rows[int]
     ) -> None:
-        """`num_outcomes`: that were prepared for the rows, together."""
+        """`outcomes`: as many were prepared for each of the rows."""
+        of_each = dict[Behind, list[tuple[int, bool]]]()
+        for row, num_outcomes in zip(rows, outcomes, strict=True):
+            was_hit = self._hits.get(row.sequence, False)
+            behind = Behind(self._admission.kind(row.sequence), was_hit)
+            of_each.setdefault(behind, []).append((num_outcomes, row.sequence in found))
+        for behind, seen in of_each.items():
+            num_outcomes, num_hits = (sum(each) for each in zip(*seen, strict=True))
+            self._hit_power.observe(behind, num_outcomes / len(seen), num_hits / len(seen))
         self._hits = {row.sequence: row.sequence in found for row in rows}
         self._num_lookups += len(rows)
         self._num_hits += len(found)
-        if rows:
-            kind = prevailing(map(self._admission.kind, (row.sequence for row in rows)))
-            self._hit_power.observe(kind, num_outcomes / len(rows), len(found) / len(rows))
 
     def poll(self) -> None:
         has_streams = len(self._streams) > 0

@@ -6,9 +6,11 @@ Field names are OpenAI's, with what vLLM adds: `stop_reason`, `token_ids`, `prom
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from specserve.api.events import Finished, PromptInfo, SampleEnd, SpecRecord, TokenDelta, Usage
 from specserve.types import Logprobs
@@ -122,7 +124,7 @@ class Sample:
 
 
 def ending_of(end: SampleEnd | None) -> Json:
-    """`finish_reason`, and what stopped it: a stop string, a token id, or neither."""
+    """`finish_reason`, and the stop string or token id of the request's that stopped it, if any."""
     if end is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = end.stop_string if end.stop_string is not None else end.stop_token_id
@@ -135,8 +137,12 @@ def ending_of(end: SampleEnd | None) -> Json:
 class Gathered:
     """The events of all calls of one request; samples are numbered through."""
 
-    def __init__(self, num_calls: int, num_samples: int) -> None:
+    def __init__(
+        self, num_calls: int, num_samples: int, eos_token_ids: Collection[int] = ()
+    ) -> None:
+        """`eos_token_ids`: with which a model ends its answer; they are nobody's stop tokens."""
         self._num_samples = num_samples
+        self._eos_token_ids = eos_token_ids
         self.samples = [Sample() for _ in range(num_calls * num_samples)]
         self.prompts: list[PromptInfo | None] = [None] * num_calls
         self.prompt_logprobs: list[list[Logprobs]] = [[] for _ in range(num_calls)]
@@ -160,6 +166,8 @@ class Gathered:
     def finish(self, call: int, finished: Finished) -> None:
         self.finished[call] = finished
         for end in finished.samples:
+            if end.stop_token_id in self._eos_token_ids:
+                end = msgspec.structs.replace(end, stop_token_id=None)
             self.samples[self.index(call, end.sample_index)].end = end
 
     @property

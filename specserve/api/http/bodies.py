@@ -5,6 +5,7 @@ A field that is not here is refused by name, or with `--lenient` left out with a
 unset: what the model's own generation config says, or neutral values.
 """
 
+import difflib
 from typing import Any, TypeVar
 
 import msgspec
@@ -145,7 +146,7 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
     }
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not is_lenient:
-        raise InvalidField(unknown[0][:64], f"is not served by this path; known are {_known(kind)}")
+        raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
     for name in unknown:
         del fields[name]
     # A null is a field that is not set.
@@ -156,8 +157,12 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         raise _problem_of(error) from error
 
 
-def _known(kind: type[Any]) -> str:
-    return ", ".join(sorted(kind.__struct_fields__))
+def _unknown_problem(name: str, kind: type[Any]) -> str:
+    """With the field that was meant, or else with all that there are."""
+    near: list[str] = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.75)
+    if near:
+        return f"is not served by this path; is {near[0]} meant?"
+    return f"is not served by this path; known are {', '.join(sorted(kind.__struct_fields__))}"
 
 
 def _problem_of(error: msgspec.ValidationError) -> InvalidField:

@@ -78,7 +78,8 @@ class GenerationEndpoint(ABC, Generic[Body]):
     async def _serve(self, body: Body, reply: Reply) -> None:
         asked = await self.asked(body)
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
-        gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n)
+        ready = self.service.ready
+        gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
         options = self.streams(body)
         if options is None:
             await self._whole(asked, head, gathered, reply)

@@ -135,6 +135,11 @@ def test_what_stopped_it_is_said(ask):
     assert "STOP" not in choice["text"]
 
 
+def test_a_model_that_ends_its_answer_was_stopped_by_nobody(ask):
+    (choice,) = ask("POST", "/v1/completions", {"prompt": "fox", "max_tokens": 100}).body["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+
+
 def test_messages_may_come_in_parts_and_by_new_names(client, rig):
     parts = [{"type": "text", "text": "f"}, {"type": "text", "text": "ox"}]
     messages = [{"role": "developer", "content": "hi"}, {"role": "user", "content": parts}]
@@ -186,7 +191,8 @@ def test_every_request_has_a_draw_of_its_own_prompt_by_prompt(ask, rig):
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"prompt": "fox", "temprature": 1}, "temprature", "is not served"),
+        ({"prompt": "fox", "temprature": 1}, "temprature", "is temperature meant?"),
+        ({"prompt": "fox", "tools": []}, "tools", "known are cache_salt, echo, "),
         ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "Expected `int"),
         ({"prompt": "fox", "temperature": 1e9}, "temperature", "out of range"),
         ({"prompt": "fox", "n": 65}, "n", "1 to 64"),
