@@ -157,12 +157,12 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         raise _problem_of(error) from error
 
 
-def _unknown_problem(name: str, kind: type[Any]) -> str:
+def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:
     """With the field that was meant, or else with all that there are."""
-    near: list[str] = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.75)
-    if near:
+    known = sorted(kind.__struct_fields__)
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
         return f"is not served by this path; is {near[0]} meant?"
-    return f"is not served by this path; known are {', '.join(sorted(kind.__struct_fields__))}"
+    return f"is not served by this path; known are {', '.join(known)}"
 
 
 def _problem_of(error: msgspec.ValidationError) -> InvalidField:
