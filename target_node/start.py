@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -324,19 +325,16 @@ def keep_steps(node: TargetNode, file: StepFile) -> None:
 
 def profile_steps(node: TargetNode) -> None:
     """Forwards as rounds will run them, on every rank."""
-    step_profile.measure(
-        node.runner.steps,
-        _timed_forward(node),
-        node.scheduler.pool,
-        max_tokens=node.scheduler.max_batch_tokens,
-        max_keys=node.limits.max_model_len,
-        rehearse=node.runner.backend.is_asynchronous,
-    )
+    _steps_by(partial(step_profile.measure, max_keys=node.limits.max_model_len), node)
 
 
 def check_steps(node: TargetNode) -> None:
     """What an earlier start has measured, at today's pace."""
-    step_profile.check(
+    _steps_by(step_profile.check, node)
+
+
+def _steps_by(learn: Callable[..., None], node: TargetNode) -> None:
+    learn(
         node.runner.steps,
         _timed_forward(node),
         node.scheduler.pool,

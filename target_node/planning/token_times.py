@@ -43,11 +43,6 @@ class TokenTimes:
         return max(0.0, self._seconds + self.slope * (num_tokens - self._num_tokens))
 
     @property
-    def mean(self) -> float:
-        """Seconds of a round as they usually are; 0 before any."""
-        return self._seconds
-
-    @property
     def newest_weight(self) -> float:
         """Of the latest round in every mean."""
         return max(SMOOTHING, 1 / self.num_rounds)
