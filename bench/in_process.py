@@ -34,10 +34,10 @@ from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning import step_profile
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
-from target_node.planning.round_prices import RoundPrices
+from target_node.planning.round_prices import RoundCosts, RoundPrices
 from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler

@@ -24,8 +24,8 @@ from target_node.planning.acceptance import Acceptance, FrozenAcceptance, surviv
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
-from target_node.planning.round_prices import FrozenPrices, RoundPrices
-from target_node.planning.row_chooser import Chosen, RoundAhead, RowChooser
+from target_node.planning.round_prices import FrozenPrices, RoundCosts
+from target_node.planning.row_chooser import Chosen, RowChooser, UpcomingRound
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -38,14 +38,6 @@ _NOTHING, _LITTLE, _MANY = 0.02, 0.1, 256
 log = logging.getLogger(__name__)
 
 
-class RoundCosts(NamedTuple):
-    """What decides on numbers of rows and tokens."""
-
-    prices: RoundPrices
-    drafts: DraftPace | None = None  # what is drafted in a round, before its forward
-    may_pause: bool = False  # rows whose drafts bring less than they take are left out
-
-
 class Admission:
     """Deals room for drafts, admits them, and looks at how they fared."""
 
@@ -56,7 +48,7 @@ class Admission:
         scheduler: Scheduler,
         sampler: Sampler,
         budget: Allocator,
-        costs: "RoundCosts | None" = None,
+        costs: RoundCosts | None = None,
         max_positions: int | None = None,
         is_asynchronous: bool = False,
     ) -> None:
@@ -75,7 +67,11 @@ class Admission:
         self._chooser = None
         if costs is not None and costs.drafts is not None:
             self._chooser = RowChooser(
-                acceptance, costs.drafts, self.kind, may_leave_out=costs.may_pause
+                acceptance,
+                costs.drafts,
+                self.kind,
+                may_leave_out=costs.may_pause,
+                are_blind=costs.are_blind,
             )
         self._max_positions = max_positions
         self._acceptance = acceptance
@@ -111,8 +107,8 @@ class Admission:
                 )
         return self._candidates
 
-    def _ahead(self, rows: list[Row], prices: FrozenPrices, *, is_mixed: bool) -> RoundAhead:
-        return RoundAhead(
+    def _ahead(self, rows: list[Row], prices: FrozenPrices, *, is_mixed: bool) -> UpcomingRound:
+        return UpcomingRound(
             candidates=self._candidates,
             is_mixed=is_mixed,
             num_rows=len(rows),
@@ -220,10 +216,18 @@ class Admission:
             self._prices.launch(sum(row.num_tokens for row in admitted_rows))
         return admitted_rows
 
-    def count_covered(self, found: Mapping[Sequence, Speculation]) -> None:
-        """A drafter beside the target was asked for blocks of these rows, and `found` some."""
+    def count_covered(
+        self, found: Mapping[Sequence, Speculation], catching_up: Collection[Sequence] = ()
+    ) -> None:
+        """A drafter beside the target was asked for blocks of the chosen rows, and `found` some.
+
+        Rows `catching_up` were not drafted for yet, which says nothing of later rounds.
+        """
         by_kind: dict[str, list[bool]] = {}
-        for row in self.chosen.rows:
+        ready = [row for row in self.chosen.rows if row.sequence not in catching_up]
+        if self._chooser is not None and 2 * len(ready) < len(self.chosen.rows):
+            self._chooser.repeat_trial()
+        for row in ready:
             by_kind.setdefault(self.kind(row.sequence), []).append(row.sequence in found)
         for kind, has_block in by_kind.items():
             self._acceptance.cover(kind, sum(has_block) / len(has_block))

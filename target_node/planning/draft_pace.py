@@ -19,7 +19,7 @@ from specserve.drafters.draft_times import DraftTimes
 _TIMED = 2  # drafts that the start counts for
 _KEPT = 15  # latest drafts
 _DOUBTED = 1  # drafts that all before count for, once they are doubted
-_MOST_ENTER = 16  # tokens of a row that enter in a round, where it is drafted for in all
+MOST_ENTER = 16  # tokens of a row that enter in a round, where it is drafted for in all
 
 
 class DraftPace:
@@ -61,7 +61,7 @@ class DraftPace:
 
     def observe_entering(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """So many tokens of so many rows entered contexts."""
-        if num_tokens <= _MOST_ENTER * num_rows:
+        if num_tokens <= MOST_ENTER * num_rows:
             self._entering.add(num_rows, seconds, [])
 
     def doubt(self) -> None:

@@ -11,6 +11,7 @@ Counts rounds, and knows no tokens.
 
 _ROUNDS = 16  # of a trial
 _FIRST_PAUSE, _LONGEST_PAUSE = 256, 8192  # rounds
+_MOST_CATCHING_UP = 64  # rounds of a trial in which contexts may catch up first
 
 
 class DraftTrials:
@@ -20,6 +21,8 @@ class DraftTrials:
         self._left = _ROUNDS
         self._paused = 0
         self._pause = _FIRST_PAUSE
+        self._is_trial = True  # the latest round
+        self._may_repeat = _MOST_CATCHING_UP
 
     @property
     def begins(self) -> bool:
@@ -28,7 +31,8 @@ class DraftTrials:
 
     def drafts(self, *, pays: bool) -> bool:
         """Whether the round that begins has drafts."""
-        if self._left:
+        self._is_trial = self._left > 0
+        if self._is_trial:
             self._left -= 1
             return True
         if pays:
@@ -37,6 +41,13 @@ class DraftTrials:
         self._paused += 1
         if self._paused <= self._pause:
             return False
+        self._is_trial, self._may_repeat = True, _MOST_CATCHING_UP
         self._paused, self._left = 0, _ROUNDS - 1
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return True
+
+    def repeat(self) -> None:
+        """The latest round read contexts instead of drafting: of a trial it does not count."""
+        if self._is_trial and self._may_repeat:
+            self._may_repeat -= 1
+            self._left += 1

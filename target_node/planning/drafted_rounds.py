@@ -50,7 +50,7 @@ class DraftedRound(NamedTuple):
         return self.tokens / self.seconds
 
 
-class RowsToDraft(NamedTuple):
+class ExpectedDrafts(NamedTuple):
     """Of one round, as far as it is known before it drafts."""
 
     num_rows: int  # of the forward, with those that are not drafted for
@@ -60,11 +60,24 @@ class RowsToDraft(NamedTuple):
     limits: Counts  # [N]: tokens of row n's block that may be verified
 
     @staticmethod
-    def alike(num_rows: int, survivals: Sequence[float], coverage: float) -> "RowsToDraft":
+    def alike(num_rows: int, survivals: Sequence[float], coverage: float) -> "ExpectedDrafts":
         """As many, all of one kind."""
         standing = np.tile(np.cumsum(survivals), (num_rows, 1))
         limits = np.full(num_rows, len(survivals), dtype=np.int64)
-        return RowsToDraft(num_rows, num_rows, standing, np.full(num_rows, coverage), limits)
+        return ExpectedDrafts(num_rows, num_rows, standing, np.full(num_rows, coverage), limits)
+
+    def by_worth(self, length: int) -> list[int]:
+        """Places of the rows, those first whose first `length` tokens bring most."""
+        return np.argsort(-self.standing[:, length - 1] * self.covered, kind="stable").tolist()
+
+    def ordered(self, order: Sequence[int]) -> "ExpectedDrafts":
+        """The rows at these places."""
+        places = np.array(order, dtype=np.int64)
+        return self._replace(
+            standing=self.standing[places],
+            covered=self.covered[places],
+            limits=self.limits[places],
+        )
 
     def best(
         self, drafts: DraftPace, seconds: Seconds, *, counts: Sequence[int] | None = None

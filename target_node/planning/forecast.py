@@ -21,7 +21,7 @@ import numpy as np
 from specserve.types import DRAFT_BATCH_SIZE
 from target_node.planning.acceptance import Acceptance, FrozenAcceptance
 from target_node.planning.draft_pace import DraftPace
-from target_node.planning.drafted_rounds import DraftedRound, RowsToDraft, Seconds, counts_up_to
+from target_node.planning.drafted_rounds import DraftedRound, ExpectedDrafts, Seconds, counts_up_to
 from target_node.planning.mode_speeds import BatchLoad
 from target_node.planning.step_table import FrozenSteps, StepTable
 
@@ -122,7 +122,7 @@ class SynchronousRounds:
             self.acceptance.survivals(load.kind),
             self.acceptance.coverage(load.kind),
         )
-        rows = RowsToDraft.alike(load.num_rows, survivals, coverage)
+        rows = ExpectedDrafts.alike(load.num_rows, survivals, coverage)
         return rows.best(self.drafts, steps.of_rows(load.num_rows), counts=[load.num_rows])
 
 

@@ -14,9 +14,11 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import StoppingThreshold
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.step_table import FrozenSteps, Line, StepTable
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 
@@ -144,3 +146,12 @@ class _BatchTimes:
         tokens_per_s = (own * self._num_emitted + plain * self._num_rows) / seconds
         slope = self._forwards.slope if self._forwards.num_rounds else timed.token_s
         return StoppingThreshold(tokens_per_s, tokens_per_s * slope)
+
+
+class RoundCosts(NamedTuple):
+    """What decides on numbers of rows and tokens."""
+
+    prices: RoundPrices
+    drafts: DraftPace | None = None  # what is drafted in a round, before its forward
+    may_pause: bool = False  # rows whose drafts bring less than they take are left out
+    are_blind: bool = True  # chains end by their number of tokens alone

@@ -17,7 +17,7 @@ from specserve.sampling.verification.admission import StepCosts
 from target_node.planning.acceptance import FIRST, Acceptance, FrozenAcceptance, OwnAcceptance
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.draft_trials import DraftTrials
-from target_node.planning.drafted_rounds import RowsToDraft
+from target_node.planning.drafted_rounds import ExpectedDrafts
 from target_node.scheduler import Row
 from target_node.sequence import Sequence as TokenSequence
 
@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
     chain_length: int = FIRST  # tokens, where the drafter has no confidences to end chains by
 
 
-class RoundAhead(NamedTuple):
+class UpcomingRound(NamedTuple):
     """A round as it is known before it drafts."""
 
     candidates: list[Row]  # in which drafted tokens may be verified; at least one
@@ -50,9 +50,9 @@ class _Weighed(NamedTuple):
     """Candidates, and how many of them pay."""
 
     order: list[int]  # their places, those first whose blocks bring most
-    every_length: int  # of chains, if all are drafted for
+    length_of_all: int  # of chains, if all are drafted for
     num_paying: int
-    best_length: int  # of chains, if those are that pay
+    length_of_paying: int  # ..., if those are that pay
 
 
 class RowChooser:
@@ -65,34 +65,37 @@ class RowChooser:
         kind_of: Callable[[TokenSequence], str],
         *,
         may_leave_out: bool,
+        are_blind: bool = True,
     ) -> None:
         """`acceptance` and `drafts` are doubted before they decide again; `kind_of` verification.
 
-        Unless it `may_leave_out` rows, all are drafted for.
+        Unless it `may_leave_out` rows, all are drafted for. Chains that `are_blind` are as long as
+        is chosen here; others end by their confidences.
         """
         self._acceptance, self._drafts, self._kind_of = acceptance, drafts, kind_of
-        self._may_leave_out = may_leave_out
+        self._may_leave_out, self._are_blind = may_leave_out, are_blind
         self._own: dict[TokenSequence, OwnAcceptance] = {}
         self._trials: dict[int, DraftTrials] = {}  # by rows, in powers of two
         self._weighed = _Weighed([], FIRST, 0, FIRST)
         self._about: object = None  # what it was weighed for
         self._num_left = 0  # rounds that it stands
+        self._latest: DraftTrials | None = None  # those of the latest round, if it asked them
 
-    def choose(self, ahead: RoundAhead) -> Chosen:
+    def choose(self, ahead: UpcomingRound) -> Chosen:
         """For a round that begins. A mixed one takes long anyway: nobody is left out."""
-        candidates = ahead.candidates
-        if not ahead.drafts.is_known:
+        candidates, self._latest = ahead.candidates, None
+        if not ahead.drafts.is_known or not (self._may_leave_out or self._are_blind):
             return Chosen(candidates)
         weighed = self._weighed_lately(ahead)
         if ahead.is_mixed or not self._may_leave_out:
-            return Chosen(candidates, weighed.every_length)
+            return Chosen(candidates, weighed.length_of_all)
         num_paying = weighed.num_paying
         if self._tries(ahead, pays=num_paying == len(candidates)):
-            return Chosen(candidates, weighed.every_length)
+            return Chosen(candidates, weighed.length_of_all)
         ranked = [candidates[place] for place in weighed.order]
         for row in ranked[num_paying:]:
             self._own_of(row.sequence).pass_over()
-        return Chosen(ranked[:num_paying], weighed.best_length)
+        return Chosen(ranked[:num_paying], weighed.length_of_paying)
 
     def observe(
         self, sequence: TokenSequence, survivals: Sequence[float], num_accepted: float
@@ -104,11 +107,16 @@ class RowChooser:
         if sequence in self._own:
             self._own[sequence].observe(survivals, num_accepted)
 
+    def repeat_trial(self) -> None:
+        """Most rows of the latest round were not drafted for yet: their contexts caught up."""
+        if self._latest is not None:
+            self._latest.repeat()
+
     def forget(self, sequence: TokenSequence) -> None:
         """The sequence has ended."""
         self._own.pop(sequence, None)
 
-    def _weighed_lately(self, ahead: RoundAhead) -> _Weighed:
+    def _weighed_lately(self, ahead: UpcomingRound) -> _Weighed:
         """What stands for some rounds of the same rows: it changes slowly, and takes a while."""
         about = [row.sequence for row in ahead.candidates], ahead.is_mixed, ahead.num_rows
         if about != self._about or not self._num_left:
@@ -116,18 +124,19 @@ class RowChooser:
         self._num_left -= 1
         return self._weighed
 
-    def _weigh(self, ahead: RoundAhead) -> _Weighed:
-        order, to_draft = self._ranked(ahead)
-        seconds, num_candidates = ahead.costs.seconds, len(order)
-        every = best = to_draft.best(ahead.drafts, seconds, counts=[num_candidates])
+    def _weigh(self, ahead: UpcomingRound) -> _Weighed:
+        expected, seconds = self._expected(ahead), ahead.costs.seconds
+        num_candidates = len(ahead.candidates)
+        every = best = expected.best(ahead.drafts, seconds, counts=[num_candidates])
+        order = expected.by_worth(every.num_drafted)
         if num_candidates > 1 and self._may_leave_out:
-            best = to_draft.best(ahead.drafts, seconds)
+            best = expected.ordered(order).best(ahead.drafts, seconds)
             best = every if every.speed >= _AS_GOOD * best.speed else best
-        num_paying = best.num_rows if to_draft.pays(best, seconds) else 0
+        num_paying = best.num_rows if expected.pays(best, seconds) else 0
         return _Weighed(order, every.num_drafted, num_paying, best.num_drafted)
 
-    def _ranked(self, ahead: RoundAhead) -> tuple[list[int], RowsToDraft]:
-        """Places of the candidates, those first whose blocks bring most; what these bring."""
+    def _expected(self, ahead: UpcomingRound) -> ExpectedDrafts:
+        """What the candidates' blocks bring, in their order."""
         rows, acceptance = ahead.candidates, ahead.acceptance
         kinds = [self._kind_of(row.sequence) for row in rows]
         standing = {kind: np.cumsum(acceptance.survivals(kind)) for kind in set(kinds)}
@@ -143,15 +152,12 @@ class RowChooser:
         limits = np.array(wanted, dtype=np.int64)
         for place, limit in enumerate(wanted):  # what is drafted behind it brings nothing more
             brought[place, limit:] = brought[place, limit - 1]
-        order = np.argsort(-brought[:, -1] * shares, kind="stable")
-        to_draft = RowsToDraft(
-            ahead.num_rows, ahead.num_tokens, brought[order], shares[order], limits[order]
-        )
-        return order.tolist(), to_draft
+        return ExpectedDrafts(ahead.num_rows, ahead.num_tokens, brought, shares, limits)
 
-    def _tries(self, ahead: RoundAhead, *, pays: bool) -> bool:
+    def _tries(self, ahead: UpcomingRound, *, pays: bool) -> bool:
         """Whether all rows are drafted for: because that `pays`, or to find out whether it does."""
         trials = self._trials.setdefault(ahead.num_rows.bit_length(), DraftTrials())
+        self._latest = trials
         drafts_all = trials.drafts(pays=pays)
         if drafts_all and trials.begins:
             self._drafts.doubt()

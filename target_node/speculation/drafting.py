@@ -44,7 +44,7 @@ from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.types import Speculation
 from target_node.planning.acceptance import FIRST
-from target_node.planning.draft_pace import DraftPace
+from target_node.planning.draft_pace import MOST_ENTER, DraftPace
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
 
@@ -139,6 +139,7 @@ class ColocatedDraft:
         self._row_of: dict[Sequence, int] = {}
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
+        self.catching_up: set[Sequence] = set()  # of the latest rows; they may have a block later
         self._drawn: SpeculationBatch | None = None  # the distributions of this round
         self._threshold: StoppingThreshold | None = None  # of this round
         self._most: int | None = None
@@ -175,8 +176,13 @@ class ColocatedDraft:
         found = self._draft(ready, num_scored)
         if ready and self._backend.num_first_calls == num_first_calls:  # which take longer
             longest = max((len(each.token_ids) for each in found.values()), default=0)
-            self.pace.observe(len(ready), longest, time.perf_counter() - ready_s)
-            self.pace.observe_entering(len(ready), num_entered, ready_s - began_s)
+            ended_s = time.perf_counter()
+            if not self._backend.is_asynchronous:
+                self.pace.observe(len(ready), longest, ended_s - ready_s)
+                self.pace.observe_entering(len(ready), num_entered, ready_s - began_s)
+            elif num_entered <= MOST_ENTER * len(ready):
+                # What enters is computed behind the host, while this waits for the draft.
+                self.pace.observe(len(ready), longest, ended_s - began_s)
         return found
 
     def _draft(self, ready: Rows[RowToDraft], num_scored: int) -> dict[Sequence, Speculation]:
@@ -246,6 +252,7 @@ class ColocatedDraft:
         if updates:
             self._extend(updates, present)
         ready = [row for row in rows if self._is_current(row.sequence)]
+        self.catching_up = present - {row.sequence for row in ready} - self._starved
         return ready, sum(update.end - update.start for update in updates)
 
     def _extend(self, updates: Rows["_Update"], present: set[Sequence]) -> None:

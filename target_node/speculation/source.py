@@ -148,7 +148,7 @@ class SynchronousSpeculation:
             lambda: self._draft.speculate(to_draft, threshold=threshold, most=most)
         )
         if not self._breaker.is_failing:
-            self._admission.count_covered(found)
+            self._admission.count_covered(found, self._draft.catching_up)
         return self._admission.admit(rows, found)
 
     def warm_up(self, rows: list[Row]) -> bool:

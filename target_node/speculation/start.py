@@ -23,7 +23,7 @@ from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.forecast import (
     AsynchronousRounds,
@@ -36,7 +36,7 @@ from target_node.planning.forecast import (
 )
 from target_node.planning.mode_speeds import BatchLoad
 from target_node.planning.policies import policy_named
-from target_node.planning.round_prices import RoundPrices
+from target_node.planning.round_prices import RoundCosts, RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -132,7 +132,13 @@ class _Builder:
         may_pause = speculation.mode == "sync"
         acceptance = self._acceptance(draft.gamma, speculation)
         self._rounds["sync"] = SynchronousRounds(acceptance, draft.pace)
-        admission = self._admission(acceptance, positions, drafts=draft.pace, may_pause=may_pause)
+        admission = self._admission(
+            acceptance,
+            positions,
+            drafts=draft.pace,
+            may_pause=may_pause,
+            are_blind=draft.is_blind,
+        )
         return SynchronousSpeculation(draft, admission)
 
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
@@ -331,12 +337,13 @@ class _Builder:
         *,
         drafts: DraftPace | None = None,
         may_pause: bool = False,
+        are_blind: bool = True,
         is_asynchronous: bool = False,
     ) -> Admission:
         speculation, costs = self._config.speculation, None
         if speculation.weighs_costs:
             prices = RoundPrices(self._runner.backend, self._runner.steps)
-            costs = RoundCosts(prices, drafts, may_pause)
+            costs = RoundCosts(prices, drafts, may_pause, are_blind)
         return Admission(
             acceptance=acceptance,
             scheduler=self._scheduler,

@@ -116,3 +116,18 @@ def test_one_size_tells_the_pace_of_all(factor, monkeypatch):
     assert now is not None
     assert now.seconds(4, 3) == pytest.approx(factor * CHAIN.seconds(4, 3))
     assert now.enter_s == pytest.approx(factor * CHAIN.enter_s)
+
+
+def test_sizes_between_are_called_once_before_anybody_waits_for_them(monkeypatch):
+    """A device may have to prepare for each."""
+    clock = ScriptedTime()
+    monkeypatch.setattr("specserve.drafters.draft_times.time", clock)
+    known = DraftTimes([DraftTime(size, 0.01, 0.02) for size in (1, 4, 8, 16)])
+    called: list[int] = []
+
+    def draft(num_blocks: int, num_tokens: int) -> None:
+        called.append(num_blocks)
+        clock.now_s += known.seconds(num_blocks, num_tokens)
+
+    assert at_pace(known, draft, [1, 4, 8, 16]) is not None
+    assert [called.count(size) for size in (4, 8, 16)] == [1, 1, 1]

@@ -8,7 +8,7 @@ from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.types import DraftTime
 from target_node.planning import round_prices
 from target_node.planning.draft_pace import DraftPace
-from target_node.planning.drafted_rounds import RowsToDraft
+from target_node.planning.drafted_rounds import ExpectedDrafts
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
 from target_node.planning.step_table import Cell, Slopes, StepTable
@@ -29,7 +29,7 @@ class Costs:
 
 
 def length(survivals, costs, *, pass_s=0.05, fixed_s=0.0, num_rows=1) -> int:
-    rows = RowsToDraft.alike(num_rows, survivals, 1.0)
+    rows = ExpectedDrafts.alike(num_rows, survivals, 1.0)
     best = rows.best(passes(pass_s, fixed_s), costs.seconds, counts=[num_rows])
     return best.num_drafted
 

@@ -12,7 +12,7 @@ from specserve.types import DraftTime, Speculation
 from target_node.planning import round_prices
 from target_node.planning.acceptance import Acceptance, survival_of
 from target_node.planning.draft_pace import DraftPace
-from target_node.planning.drafted_rounds import RowsToDraft
+from target_node.planning.drafted_rounds import ExpectedDrafts
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.planning.step_table import Cell, Slopes, StepTable
@@ -58,14 +58,14 @@ def taking(seconds: float) -> DraftPace:
     ],
 )
 def test_what_drafts_bring_is_held_against_what_they_take(accepted, draft_s, token_s, pays):
-    rows = RowsToDraft.alike(1, survival_of([accepted] * 3), 1.0)
+    rows = ExpectedDrafts.alike(1, survival_of([accepted] * 3), 1.0)
     seconds = StraightSteps(token_s).seconds
     assert rows.pays(rows.best(taking(draft_s), seconds), seconds) is pays
 
 
 def test_a_drafter_that_has_something_for_few_rows_brings_less():
     seconds, survivals = StraightSteps(0.0).seconds, survival_of([0.5, 0.5])
-    often, seldom = (RowsToDraft.alike(8, survivals, share) for share in (1.0, 0.1))
+    often, seldom = (ExpectedDrafts.alike(8, survivals, share) for share in (1.0, 0.1))
     assert often.pays(often.best(taking(0.2), seconds), seconds)
     assert not seldom.pays(seldom.best(taking(0.2), seconds), seconds)
 
@@ -73,7 +73,7 @@ def test_a_drafter_that_has_something_for_few_rows_brings_less():
 def test_those_whose_drafts_bring_least_are_left_out():
     """A block takes .3 seconds more for each row, and brings two tokens of eight rows a second."""
     standing = np.array([[0.9, 1.7], [0.9, 1.7], [0.1, 0.1], [0.0, 0.0]])
-    rows = RowsToDraft(4, 4, standing, np.ones(4), np.full(4, 2))
+    rows = ExpectedDrafts(4, 4, standing, np.ones(4), np.full(4, 2))
     by_row = DraftPace(lambda: DraftTimes([DraftTime(1, 0.1, 0.0), DraftTime(4, 0.4, 0.0)]))
     best = rows.best(by_row, StraightSteps(0.0).seconds)
     assert (best.num_rows, best.num_drafted) == (2, 2)
@@ -104,17 +104,19 @@ class Rounds:
             budget=ThresholdPolicy(),
         )
 
-    def play(self, num_accepted: int, *, has_blocks: bool = True) -> bool:
-        """One round; whether it drafted."""
+    def play(self, num_accepted: int, *, has_blocks: bool = True, catches_up: bool = False) -> bool:
+        """One round; whether it drafted, or tried to while contexts caught up."""
         admission, rows = self._round.admission, self._round.rows
         admission.begin(rows)
         drafts = bool(admission.chosen.rows)
         found = {row.sequence: Speculation((3, 3, 3)) for row in admission.chosen.rows}
-        found = found if has_blocks else {}
+        found = found if has_blocks and not catches_up else {}
         if drafts:
             self._time.now_s += self.draft_s
-            self.pace.observe(len(rows), 3, self.draft_s)
-            admission.count_covered(found)
+            if not catches_up:
+                self.pace.observe(len(rows), 3, self.draft_s)
+            late = [row.sequence for row in rows] if catches_up else []
+            admission.count_covered(found, late)
         admitted = admission.admit(rows, found)
         self._time.now_s += ROUND_S
         accepted = num_accepted if found else 0
@@ -167,6 +169,25 @@ def test_who_is_better_than_was_believed_is_found_out(monkeypatch):
     rounds._round.admission._acceptance = Acceptance(3, hopeless)
     drafted = [rounds.play(3) for _ in range(2000)]
     assert all(drafted[-100:])
+
+
+def test_contexts_that_catch_up_say_nothing_of_drafts(monkeypatch):
+    """Of many rows with long prompts they do for more rounds than a trial has."""
+    rounds = Rounds(monkeypatch)
+    rounds.pace.observe(1, 3, rounds.draft_s)
+    rounds.pace.observe(1, 3, rounds.draft_s)
+    assert all(rounds.play(0, catches_up=True) for _ in range(40))
+    acceptance = rounds._round.admission._acceptance
+    assert acceptance.coverage("greedy") == Acceptance(3).coverage("greedy")
+    assert all(rounds.play(3) for _ in range(200))
+
+
+def test_contexts_that_never_catch_up_are_not_waited_for(monkeypatch):
+    rounds = Rounds(monkeypatch)
+    rounds.pace.observe(1, 3, 4 * ROUND_S)
+    rounds.pace.observe(1, 3, 4 * ROUND_S)
+    drafted = [rounds.play(0, catches_up=True) for _ in range(400)]
+    assert 16 < drafted.index(False) < 100
 
 
 def test_blocks_that_are_there_again_count(monkeypatch):

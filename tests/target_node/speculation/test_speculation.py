@@ -9,10 +9,10 @@ from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams, Speculation
 from target_node.blocks import BlockPool
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import ThresholdPolicy
-from target_node.planning.round_prices import RoundPrices
+from target_node.planning.round_prices import RoundCosts, RoundPrices
 from target_node.sampler import Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -26,6 +26,7 @@ class ScriptedDraft:
     """In place of `ColocatedDraft`: one speculation a row, in the order of rows."""
 
     name = "scripted"
+    catching_up = frozenset()
 
     def __init__(self, gamma: int, *, is_blind: bool = False) -> None:
         self.gamma, self.is_blind = gamma, is_blind
