@@ -1,18 +1,21 @@
 # pyright: strict
 """What a process says about itself: log lines, and one `RoundRecord` per round.
 
-The seams only: the node fills a record through `span()` and `RoundLog`; publishing counters and
-histograms is for later. Knows no sockets.
+The node fills a record through `span()` and `RoundLog`, and counts what it publishes in `Tally`s.
+Knows no sockets.
 """
 
+import bisect
 import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import msgspec
+
+from specserve.types import Distribution
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s {process}: %(message)s"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -36,6 +39,7 @@ class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):
     verify_len: int
     num_accepted: int
     num_emitted: int
+    num_judged: int = 0  # positions that were reached and looked at: what comes after tells nothing
     confidences: tuple[float, ...] = ()  # of the whole block; empty: the drafter has none
     is_stand_in: bool = False  # drafted where the block of a draft process was missing
 
@@ -45,6 +49,7 @@ class RoundRecord(msgspec.Struct, kw_only=True):
 
     round_id: int
     num_rows: int = 0
+    mode: str = "off"  # of speculation: `SpeculationSource.mode`
     round_s: float = 0.0
     spans_s: dict[str, float] = {}
     rows: list[VerifiedRow] = []  # those that verified drafted tokens
@@ -76,3 +81,21 @@ class RoundLog:
         yield record
         record.round_s = time.perf_counter() - began
         self.records.append(record)
+
+
+class Tally:
+    """Counts values between fixed edges, as `Distribution` tells them."""
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        """`edges` ascend; a value on one belongs below it."""
+        self._edges = tuple(edges)
+        self._counts = [0] * (len(self._edges) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect.bisect_left(self._edges, value)] += 1
+        self._total += value
+
+    def report(self) -> Distribution:
+        """As it is now."""
+        return Distribution(list(self._counts), self._total)

@@ -19,6 +19,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 
 # Blocks that are drafted and sent together at most, where they come with their probabilities.
 DRAFT_BATCH_SIZE = 16
+# Edges of what `Load` tells distributions of.
+VERIFY_BUDGET_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens a round
+STEP_TIME_EDGES = (0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.11, 1.25, 1.5, 2.0)  # ratios
 
 
 class FinishReason(enum.StrEnum):
@@ -252,6 +255,33 @@ class RequestEnd(msgspec.Struct, frozen=True, tag="end"):
     code: str = ""  # the gRPC status name that fits, for rejected and failed
 
 
+class Distribution(msgspec.Struct, frozen=True, array_like=True):
+    """How many values were at most each of some edges, and more than the edge before; their sum.
+
+    The last count is of those beyond the last edge; no counts at all: no value yet.
+    """
+
+    counts: list[int] = []
+    total: float = 0.0
+
+
+class PositionCalibration(msgspec.Struct, frozen=True, array_like=True):
+    """Confidences of one position of drafted blocks beside what became of its tokens."""
+
+    num_judged: int  # tokens that had a confidence and were reached: all before them stood
+    num_accepted: int
+    confidence: float  # the sum of theirs
+    error: float  # expected calibration error, 0 to 1
+
+
+class DraftReport(msgspec.Struct, frozen=True, array_like=True):
+    """One draft process of the topology as the target sees it; counts since the target's start."""
+
+    is_attached: bool
+    bytes_sent: int = 0  # to it, over its link
+    bytes_received: int = 0
+
+
 class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     """Published a few times a second, so that nobody has to ask the loop."""
 
@@ -290,6 +320,18 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     # Of the drafted tokens, those that stood in for blocks missing of draft processes.
     num_stand_in_draft_tokens: int = 0
     num_stand_in_accepted_tokens: int = 0
+    num_rounds_by_mode: dict[str, int] = {}  # off | sync | async
+    num_lookups_after_hit: int = 0  # of the look-ups, those of rows whose one before was a hit
+    num_hits_after_hit: int = 0
+    num_prepared_blocks: int = 0  # that there were for the rows looked up: the fan-out, summed
+    num_misses: dict[str, int] = {}  # rows without a block, by what was to be done: `Miss`
+    num_waits: int = 0  # for drafts, which took `wait_s`
+    drafts: list[DraftReport] = []
+    verify_budget: Distribution = Distribution()  # drafted tokens a decode round verified
+    # What a round's forward and verification was expected to take, over what they took.
+    step_time_ratio: Distribution = Distribution()
+    step_time_error: float | None = None  # median of |ratio - 1|, of the latest rounds
+    calibration: list[PositionCalibration] = []  # by position
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

@@ -111,6 +111,7 @@ class TargetNode:
                 self._requests[row.sequence.request.request_id].mark_started(start_s)
             with record.span("draft"):
                 rows = self.speculation.propose(rows)
+            record.mode = self.speculation.mode
             batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
             num_first_calls = self.runner.backend.num_first_calls
             with self._profiler.round(), record.span("forward"):
@@ -298,6 +299,7 @@ class TargetNode:
             load = self._load.report(
                 self.scheduler,
                 status,
+                self.runner.steps,
                 num_broken_laws=self.sampler.num_broken_laws,
                 draining=self._draining,
             )

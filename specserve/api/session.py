@@ -61,6 +61,7 @@ class Session:
         self._tokenizer = tokenizer
         self._arrived_s = time.monotonic()
         self._first_token_s: float | None = None
+        self._token_s: dict[int, float] = {}  # when the latest came, by sample
         self._samples: list[SampleText] = []
         self._has_ended = False
         self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
@@ -145,11 +146,20 @@ class Session:
             if event.logprobs is not None:
                 logprobs = self._tokenizer.with_bytes(event.logprobs)
                 event = msgspec.structs.replace(event, logprobs=logprobs)
-            if self._first_token_s is None:
-                self._first_token_s = time.monotonic()
+            self._note_time(delta.sample_index)
             if sample.end is not None and delta.finish_reason is None:
                 self._hub.stop_sample(opened, delta.sample_index)
             yield event
+
+    def _note_time(self, sample_index: int) -> None:
+        """Tokens of a sample have come."""
+        now_s = time.monotonic()
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        before_s = self._token_s.get(sample_index)
+        if before_s is not None:
+            self._metrics.tokens_came(now_s - before_s)
+        self._token_s[sample_index] = now_s
 
     def _split(self, logprobs: PromptLogprobs, num_prompt_tokens: int) -> Iterator[PromptInfo]:
         for start in range(0, len(logprobs.positions), _LOGPROBS_PER_EVENT):

@@ -318,6 +318,7 @@ class Admission:
                     verify_len=row.verify_len,
                     num_accepted=result.num_accepted,
                     num_emitted=len(result.token_ids),
+                    num_judged=min(verified, result.num_accepted + 1),
                     confidences=row.speculation.confidences or (),
                     is_stand_in=row.sequence in stand_ins,
                 )

@@ -1,10 +1,13 @@
 """What the target reports about itself a few times a second: queue, blocks, tokens, round time."""
 
 import time
+from collections import Counter
 from dataclasses import asdict
 
-from specserve.telemetry import RoundRecord
-from specserve.types import Load, SampleDelta
+from specserve.telemetry import RoundRecord, Tally
+from specserve.types import VERIFY_BUDGET_EDGES, Load, SampleDelta
+from target_node.planning.calibration_meter import CalibrationMeter
+from target_node.planning.step_table import StepTable
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import add_positions
 from target_node.speculation.source import SpeculationStatus
@@ -34,6 +37,9 @@ class LoadMeter:
         self._num_decode_rounds = 0
         self._draft_s = 0.0
         self._forward_s = 0.0
+        self._num_rounds_by_mode: Counter[str] = Counter()
+        self._verify_budget = Tally(VERIFY_BUDGET_EDGES)
+        self._calibration = CalibrationMeter()
         self._has_news = False  # rounds that no report has counted
         self._was_busy = False  # when the last report was made
 
@@ -56,12 +62,15 @@ class LoadMeter:
         self._has_news = True
         self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
         self._count_drafts(record)
+        self._num_rounds_by_mode[record.mode.partition(" ")[0]] += 1
+        self._calibration.observe(record.rows)
         if not self._prefills:
             weight = _SMOOTHING if self._round_s else 1.0
             self._round_s += weight * (record.round_s - self._round_s)
             self._num_decode_rounds += 1
             self._draft_s += record.spans_s.get("draft", 0.0)
             self._forward_s += record.spans_s.get("forward", 0.0)
+            self._verify_budget.add(sum(row.verify_len for row in record.rows))
 
     def _count_drafts(self, record: RoundRecord) -> None:
         self._num_drafts += len(record.rows)
@@ -84,6 +93,7 @@ class LoadMeter:
         self,
         scheduler: Scheduler,
         speculation: SpeculationStatus,
+        steps: StepTable,
         *,
         num_broken_laws: int,
         draining: bool,
@@ -118,6 +128,11 @@ class LoadMeter:
             num_broken_laws=num_broken_laws,
             num_stand_in_draft_tokens=self._num_stand_in_drafted,
             num_stand_in_accepted_tokens=self._num_stand_in_accepted,
+            num_rounds_by_mode=dict(self._num_rounds_by_mode),
+            verify_budget=self._verify_budget.report(),
+            step_time_ratio=steps.ratios.report(),
+            step_time_error=steps.median_error,
+            calibration=self._calibration.report(),
             **asdict(speculation),
         )
 

@@ -21,6 +21,8 @@ import numpy as np
 from specserve.models.attention import AttentionBatch
 from specserve.sampling.verification.admission import Counts, Seconds
 from specserve.settings.step_files import StepCell, StepRecord
+from specserve.telemetry import Tally
+from specserve.types import STEP_TIME_EDGES
 from target_node.planning.token_times import MOST
 
 _A_ROW = 8  # tokens of one: a block and what stands before it
@@ -89,6 +91,7 @@ class StepTable:
         self._num_predicted = 0
         self._num_rounds = 0  # that refreshed it, those of earlier services included
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self.ratios = Tally(STEP_TIME_EDGES)  # predicted over measured; for people alone
         self._frozen: FrozenSteps | None = None
 
     def learn(self, cells: Mapping[int, Cell], slopes: Slopes) -> None:
@@ -145,6 +148,7 @@ class StepTable:
             counts = np.array([size.num_tokens])
             expected_s = float(steps.at(size.num_rows, size.num_keys).seconds(counts)[0])
             self._errors.append(abs(expected_s / seconds - 1))
+            self.ratios.add(expected_s / seconds)
             seconds = min(seconds, MOST * expected_s)  # others may have had the core
             own_s = _own_s(seconds / self._pace, added_s)
             self._pace += _PACE_WEIGHT * (seconds / (expected_s / self._pace) - self._pace)

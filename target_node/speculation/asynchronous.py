@@ -8,6 +8,7 @@ wait is DRAFT_NOW, where no row has a block. What the drafts know is derived sta
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
@@ -40,6 +41,8 @@ _POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
 class AsynchronousSpeculation:
     """`SpeculationSource` of blocks drafted in other processes."""
 
+    mode = "async"
+
     def __init__(
         self,
         links: DraftLinks,
@@ -68,6 +71,10 @@ class AsynchronousSpeculation:
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
         self._num_hits = 0
+        self._num_lookups_after_hit = self._num_hits_after_hit = 0
+        self._num_prepared_blocks = 0  # for the rows looked up
+        self._num_misses: Counter[str] = Counter()  # rows, by what was to be done
+        self._num_waits = 0
         self._wait_s = 0.0
 
     # --- a round -------------------------------------------------------------------------------
@@ -101,6 +108,10 @@ class AsynchronousSpeculation:
             of_each.setdefault(behind, []).append((num_outcomes, row.sequence in found))
         for behind, seen in of_each.items():
             num_outcomes, num_hits = (sum(each) for each in zip(*seen, strict=True))
+            self._num_prepared_blocks += num_outcomes
+            if behind.is_hit:
+                self._num_lookups_after_hit += len(seen)
+                self._num_hits_after_hit += num_hits
             self._hit_power.observe(behind, num_outcomes / len(seen), num_hits / len(seen))
         self._hits = {row.sequence: row.sequence in found for row in rows}
         self._num_lookups += len(rows)
@@ -155,19 +166,25 @@ class AsynchronousSpeculation:
         return self.links.alarm
 
     def status(self) -> SpeculationStatus:
-        sent, received = self.links.num_bytes
+        drafts = self.links.reports
         return SpeculationStatus(
             "async",
             num_draft_processes=self.links.num_processes,
             num_drafts_attached=self.links.num_attached,
             num_lookups=self._num_lookups,
             num_hits=self._num_hits,
-            bytes_sent=sent,
-            bytes_received=received,
+            bytes_sent=sum(draft.bytes_sent for draft in drafts),
+            bytes_received=sum(draft.bytes_received for draft in drafts),
+            drafts=drafts,
             num_draft_batches=self._table.num_draft_batches,
             num_late_draft_batches=self._table.num_late_draft_batches,
             draft_batch_s=self._table.draft_batch_s,
             wait_s=self._wait_s,
+            num_waits=self._num_waits,
+            num_lookups_after_hit=self._num_lookups_after_hit,
+            num_hits_after_hit=self._num_hits_after_hit,
+            num_prepared_blocks=self._num_prepared_blocks,
+            num_misses=dict(self._num_misses),
         )
 
     def forget(self, sequence: Sequence) -> None:
@@ -215,6 +232,7 @@ class AsynchronousSpeculation:
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
         miss = self.policy.choose()
+        self._num_misses[miss] += len(missed)
         if miss is Miss.DRAFT_NOW:
             # All rows would wait, and those with blocks lose more than the others' bring.
             return {} if num_hits else self._draft_now(missed)
@@ -245,6 +263,7 @@ class AsynchronousSpeculation:
                 break
             found |= self._find([row for row in missed if row.sequence not in found])
         self._wait_s += time.perf_counter() - began_s
+        self._num_waits += 1
         self.policy.waited(in_vain=not found)
         return found
 

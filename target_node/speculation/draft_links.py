@@ -27,6 +27,7 @@ from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Push
 from specserve.transport.link.ring import SharedRegion
+from specserve.types import DraftReport
 from target_node.planning.draft_pace import DraftPace
 
 log = logging.getLogger(__name__)
@@ -99,10 +100,13 @@ class DraftLinks:
         return self._times
 
     @property
-    def num_bytes(self) -> tuple[int, int]:
-        """Of frames sent and received, since start."""
-        counters = [peer.end.counters for peer in self._peers]
-        return sum(c.bytes_sent for c in counters), sum(c.bytes_received for c in counters)
+    def reports(self) -> list[DraftReport]:
+        """Of each draft process: whether it is attached, and bytes of frames since start."""
+        return [
+            DraftReport(peer.epoch > 0, counters.bytes_sent, counters.bytes_received)
+            for peer in self._peers
+            for counters in [peer.end.counters]
+        ]
 
     @property
     def alarm(self) -> int:

@@ -4,11 +4,12 @@ The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes
 `SynchronousSpeculation` lets a drafter in this process draft first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.telemetry import VerifiedRow
+from specserve.types import DraftReport
 from target_node.planning.admission import Admission
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
@@ -31,6 +32,12 @@ class SpeculationStatus:
     num_late_draft_batches: int = 0
     draft_batch_s: float = 0.0
     wait_s: float = 0.0
+    num_waits: int = 0
+    num_lookups_after_hit: int = 0
+    num_hits_after_hit: int = 0
+    num_prepared_blocks: int = 0
+    num_misses: dict[str, int] = field(default_factory=dict[str, int])
+    drafts: list[DraftReport] = field(default_factory=list[DraftReport])
 
 
 class SpeculationSource(Protocol):
@@ -38,6 +45,11 @@ class SpeculationSource(Protocol):
 
     gamma: int  # drafted tokens of a row at most
     drafter: str  # what drafts, for people; empty if nobody does
+
+    @property
+    def mode(self) -> str:
+        """Of the latest round: off | sync | async; what is done about misses may follow."""
+        ...
 
     @property
     def num_drafts_attached(self) -> int:
@@ -92,6 +104,7 @@ class NoSpeculation:
 
     gamma = 0
     drafter = ""
+    mode = "off"
     num_drafts_attached = 0
     alarm = None
 
@@ -126,6 +139,7 @@ class NoSpeculation:
 class SynchronousSpeculation:
     """Draft, then verify: the drafter works while the target waits."""
 
+    mode = "sync"
     num_drafts_attached = 0
     alarm = None
 

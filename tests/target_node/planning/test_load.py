@@ -6,6 +6,7 @@ from specserve.telemetry import RoundRecord
 from target_node.blocks import BlockPool
 from target_node.planning import load
 from target_node.planning.load import LOAD_PERIOD_S, LoadMeter
+from target_node.planning.step_table import StepTable
 from target_node.scheduler import Scheduler
 from target_node.speculation.source import SpeculationStatus
 
@@ -24,7 +25,7 @@ def scheduler():
 
 def report(meter: LoadMeter, scheduler: Scheduler, num_attached: int):
     status = SpeculationStatus("off", num_drafts_attached=num_attached)
-    return meter.report(scheduler, status, num_broken_laws=0, draining=False)
+    return meter.report(scheduler, status, StepTable(), num_broken_laws=0, draining=False)
 
 
 def test_a_report_is_due_at_first_and_once_a_period(clock, scheduler):

@@ -52,9 +52,9 @@ def test_what_comes_after_all_requests_have_ended_is_read_before_the_next_one(mo
         answer(pair)
         pair.turn()
         draft.node._link.send(pushes[-1])
-        _, before = pair.links.num_bytes
+        (before,) = pair.links.reports
         pair.turn(2)
-        assert pair.links.num_bytes[1] > before
+        assert pair.links.reports[0].bytes_received > before.bytes_received
 
 
 def test_the_last_token_of_a_block_is_never_verified(models):
