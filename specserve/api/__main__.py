@@ -20,6 +20,7 @@ from specserve.api.hub import TargetSilent
 from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
+from specserve.api.stats_log import log_figures
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import SpecserveError, Unsupported
 from specserve.processes.process import (
@@ -56,7 +57,9 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> Non
     await server.start()
     if http is not None:
         await http.start()
-    listening = asyncio.create_task(_listen(service), name="stdin")
+    tasks = [asyncio.create_task(_listen(service), name="stdin")]
+    if interval_s := config.telemetry.log_interval_s:
+        tasks.append(asyncio.create_task(log_figures(service.hub, interval_s), name="figures"))
     try:
         if not await _unless(stop_requests.get(), service.until_ready()):
             return
@@ -66,7 +69,8 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> Non
         log.info("draining")
         await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
     finally:
-        listening.cancel()
+        for task in tasks:
+            task.cancel()
         service.hub.shut_down()
         if http is not None:
             await http.stop()

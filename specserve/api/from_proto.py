@@ -1,6 +1,7 @@
 """Protobuf messages to our own records, field by field. Decides nothing."""
 
 import time
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -95,9 +96,17 @@ def _sampling_of(sampling: pb.SamplingParams, defaults: SamplingParams) -> Sampl
 
 
 def struct_of(message: Any, kind: type[_StructT]) -> _StructT:  # noqa: ANN401 - any message
-    """A record whose fields are all fields of `message` under the same names."""
-    fields = {name: _plain(getattr(message, name)) for name in kind.__struct_fields__}
-    return msgspec.convert(fields, kind)
+    """A record whose fields are all fields of `message` under the same names.
+
+    One that is optional there and not sent keeps the record's default.
+    """
+    names = [name for name in kind.__struct_fields__ if not _is_unset(message, name)]
+    return msgspec.convert({name: _plain(getattr(message, name)) for name in names}, kind)
+
+
+def _is_unset(message: Any, name: str) -> bool:  # noqa: ANN401
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return field.has_presence and field.message_type is None and not message.HasField(name)
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 - a field of any message
@@ -105,7 +114,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - a field of any message
         return value
     if isinstance(value, Message):
         return {field.name: _plain(part) for field, part in value.ListFields()}
-    return list(value)
+    return dict(value) if isinstance(value, Mapping) else [_plain(part) for part in value]
 
 
 def prompt_info_of(info: pb.PromptInfo) -> events.PromptInfo:

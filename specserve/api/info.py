@@ -69,6 +69,7 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts_attached: int
     speculation_regime: str
     report_age_s: float
+    uptime_s: float
 
 
 class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +84,31 @@ class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
     wave: int
     fan_out_rule: str
     miss_policy: str
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one position of drafted blocks. A 0 is not sent: hence defaults."""
+
+    num_judged: int = 0
+    num_accepted: int = 0
+    confidence: float = 0.0
+    error: float = 0.0
+
+    @property
+    def mean_confidence(self) -> float:
+        return self.confidence / max(1, self.num_judged)
+
+    @property
+    def mean_acceptance(self) -> float:
+        return self.num_accepted / max(1, self.num_judged)
+
+
+class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one draft process."""
+
+    is_attached: bool = False
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +137,16 @@ class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
     num_decode_rounds: int
     draft_s: float
     forward_s: float
+    num_lookups_after_hit: int
+    num_hits_after_hit: int
+    num_prepared_blocks: int
+    num_misses: dict[str, int]
+    num_rounds_by_mode: dict[str, int]
+    num_waits: int
+    verify_budget_tokens: int
+    calibration: tuple[Calibration, ...]
+    drafts: tuple[DraftStatus, ...]
+    step_time_error: float | None = None
 
     @property
     def acceptance_rate(self) -> float | None:

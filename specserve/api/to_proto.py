@@ -212,7 +212,9 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
     names = (
         "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
         "bytes_sent", "bytes_received", "num_broken_laws", "wait_s", "num_decode_rounds", "draft_s",
-        "forward_s", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens", *_DRAFTS,
+        "forward_s", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens",
+        "num_lookups_after_hit", "num_hits_after_hit", "num_prepared_blocks", "num_misses",
+        "num_rounds_by_mode", "num_waits", "step_time_error", *_DRAFTS,
     )  # fmt: skip
     return pb.SpecStats(
         num_draft_tokens=load.num_drafted_tokens,
@@ -220,6 +222,11 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
         num_waves=load.num_draft_batches,
         num_late_waves=load.num_late_draft_batches,
         wave_s=load.draft_batch_s,
+        verify_budget_tokens=int(load.verify_budget.total),
+        calibration=[
+            pb.PositionCalibration(**msgspec.structs.asdict(each)) for each in load.calibration
+        ],
+        drafts=[pb.DraftStatus(**msgspec.structs.asdict(each)) for each in load.drafts],
         **{name: getattr(load, name) for name in names},
     )
 
@@ -337,7 +344,7 @@ def load_of(
     names = (
         "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks",
         "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens",
-        "num_generated_tokens", "round_s", *_DRAFTS,
+        "num_generated_tokens", "round_s", "uptime_s", *_DRAFTS,
     )  # fmt: skip
     fields = {name: getattr(load, name) for name in names}
     return pb.GetLoadResponse(

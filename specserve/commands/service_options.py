@@ -52,6 +52,8 @@ _VALUE_FLAGS = (
      "a draft process that is silent for longer is started again (default 1)"),
     ("--link", "speculation.link", "shm|nccl", "to draft processes; nccl is between GPUs"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error (default info)"),
+    ("--log-interval-s", "telemetry.log_interval_s", "SECONDS",
+     "between two lines of figures while requests run; 0: none (default 10)"),
     ("--generation-config", "model.generation_config", "auto|none",
      "whether the model's own file says what unset sampling parameters are (default auto)"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),

@@ -155,6 +155,8 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """`[telemetry]`: what the processes say about themselves."""
 
     log_level: str = "info"  # debug | info | warning | error
+    # Between two lines of figures while requests run; 0: none.
+    log_interval_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 10.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

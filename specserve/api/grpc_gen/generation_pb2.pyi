@@ -346,7 +346,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames", "num_draft_processes", "num_drafts_attached", "speculation_regime", "report_age_s")
+    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames", "num_draft_processes", "num_drafts_attached", "speculation_regime", "report_age_s", "uptime_s")
     NUM_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +365,7 @@ class GetLoadResponse(_message.Message):
     NUM_DRAFTS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_REGIME_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     num_in_flight: int
     num_running: int
     num_waiting: int
@@ -383,7 +384,8 @@ class GetLoadResponse(_message.Message):
     num_drafts_attached: int
     speculation_regime: str
     report_age_s: float
-    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., report_age_s: _Optional[float] = ...) -> None: ...
+    uptime_s: float
+    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., report_age_s: _Optional[float] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -452,7 +454,21 @@ class WatchSpecStatsRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class SpecStats(_message.Message):
-    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s", "wave_s", "num_broken_laws", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens")
+    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s", "wave_s", "num_broken_laws", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens", "num_lookups_after_hit", "num_hits_after_hit", "num_prepared_blocks", "num_misses", "num_rounds_by_mode", "num_waits", "verify_budget_tokens", "step_time_error", "calibration", "drafts")
+    class NumMissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumRoundsByModeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +492,16 @@ class SpecStats(_message.Message):
     NUM_BROKEN_LAWS_FIELD_NUMBER: _ClassVar[int]
     NUM_STAND_IN_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_STAND_IN_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUPS_AFTER_HIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_AFTER_HIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREPARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MISSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_BY_MODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_rounds: int
     num_drafts: int
@@ -499,4 +525,36 @@ class SpecStats(_message.Message):
     num_broken_laws: int
     num_stand_in_draft_tokens: int
     num_stand_in_accepted_tokens: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., wave_s: _Optional[float] = ..., num_broken_laws: _Optional[int] = ..., num_stand_in_draft_tokens: _Optional[int] = ..., num_stand_in_accepted_tokens: _Optional[int] = ...) -> None: ...
+    num_lookups_after_hit: int
+    num_hits_after_hit: int
+    num_prepared_blocks: int
+    num_misses: _containers.ScalarMap[str, int]
+    num_rounds_by_mode: _containers.ScalarMap[str, int]
+    num_waits: int
+    verify_budget_tokens: int
+    step_time_error: float
+    calibration: _containers.RepeatedCompositeFieldContainer[PositionCalibration]
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftStatus]
+    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., wave_s: _Optional[float] = ..., num_broken_laws: _Optional[int] = ..., num_stand_in_draft_tokens: _Optional[int] = ..., num_stand_in_accepted_tokens: _Optional[int] = ..., num_lookups_after_hit: _Optional[int] = ..., num_hits_after_hit: _Optional[int] = ..., num_prepared_blocks: _Optional[int] = ..., num_misses: _Optional[_Mapping[str, int]] = ..., num_rounds_by_mode: _Optional[_Mapping[str, int]] = ..., num_waits: _Optional[int] = ..., verify_budget_tokens: _Optional[int] = ..., step_time_error: _Optional[float] = ..., calibration: _Optional[_Iterable[_Union[PositionCalibration, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftStatus, _Mapping]]] = ...) -> None: ...
+
+class PositionCalibration(_message.Message):
+    __slots__ = ("num_judged", "num_accepted", "confidence", "error")
+    NUM_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    num_judged: int
+    num_accepted: int
+    confidence: float
+    error: float
+    def __init__(self, num_judged: _Optional[int] = ..., num_accepted: _Optional[int] = ..., confidence: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
+
+class DraftStatus(_message.Message):
+    __slots__ = ("is_attached", "bytes_sent", "bytes_received")
+    IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    is_attached: bool
+    bytes_sent: int
+    bytes_received: int
+    def __init__(self, is_attached: _Optional[bool] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ...) -> None: ...

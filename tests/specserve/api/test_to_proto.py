@@ -9,7 +9,15 @@ from specserve.api.from_proto import struct_of
 from specserve.api.info import SpecStats
 from specserve.api.to_proto import ResponseBuilder, spec_stats_of
 from specserve.errors import Exhausted
-from specserve.types import FinishReason, Load, Logprobs, TokenOrigin
+from specserve.types import (
+    Distribution,
+    DraftReport,
+    FinishReason,
+    Load,
+    Logprobs,
+    PositionCalibration,
+    TokenOrigin,
+)
 
 NO_LIMIT = 2**31
 END = SampleEnd(sample_index=0, finish_reason=FinishReason.LENGTH)
@@ -90,13 +98,45 @@ def test_every_statistic_of_speculation_arrives_as_what_it_is():
         "num_late_waves": "num_late_draft_batches",
         "wave_s": "draft_batch_s",
     }
-    special = {"num_accepted_tokens_per_pos": [5, 3], "speculation_regime": "async"}
+    special = {
+        "num_accepted_tokens_per_pos": [5, 3],
+        "speculation_regime": "async",
+        "num_misses": {"skip": 3, "draft_now": 2},
+        "num_rounds_by_mode": {"off": 1, "async": 2},
+    }
+    made_of = {"verify_budget_tokens", "calibration", "drafts"}  # what has another form
     known = {
         name: special.get(name, 2 + number)
         for number, name in enumerate(SpecStats.__struct_fields__)
+        if name not in made_of
     }
     load = Load(**{renamed.get(name, name): value for name, value in known.items()})
     stats = struct_of(spec_stats_of(load), SpecStats)
     for name, value in known.items():
         found = getattr(stats, name)
         assert (list(found) if isinstance(value, list) else found) == value, name
+
+
+def test_what_positions_and_draft_processes_did_arrives():
+    load = Load(
+        verify_budget=Distribution([1, 2], 7.0),
+        calibration=[PositionCalibration(4, 2, 3.0, 0.25), PositionCalibration(2, 0, 0.0, 0.0)],
+        drafts=[
+            DraftReport(is_attached=True, bytes_sent=5, bytes_received=6),
+            DraftReport(is_attached=False),
+        ],
+    )
+    stats = struct_of(spec_stats_of(load), SpecStats)
+    assert stats.verify_budget_tokens == 7
+    first, second = stats.calibration
+    assert (first.mean_confidence, first.mean_acceptance, first.error) == (0.75, 0.5, 0.25)
+    assert (second.num_judged, second.mean_confidence, second.mean_acceptance) == (2, 0.0, 0.0)
+    assert [(d.is_attached, d.bytes_sent, d.bytes_received) for d in stats.drafts] == [
+        (True, 5, 6),
+        (False, 0, 0),
+    ]
+
+
+def test_what_nobody_has_predicted_has_no_error():
+    assert struct_of(spec_stats_of(Load()), SpecStats).step_time_error is None
+    assert struct_of(spec_stats_of(Load(step_time_error=0.0)), SpecStats).step_time_error == 0.0

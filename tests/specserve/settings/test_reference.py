@@ -73,6 +73,7 @@ VALUES: dict[str, Any] = {
     "speculation.link": "nccl",
     "speculation.draft_threads": 2,
     "telemetry.log_level": "debug",
+    "telemetry.log_interval_s": 2.5,
 }
 
 
