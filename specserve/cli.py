@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specserve import __version__
-from specserve.commands import audit, calibrate, chat, generate, info, launch, profile, train
+from specserve.commands import audit, calibrate, chat, generate, info, launch, profile, top, train
 from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
 from specserve.processes.standard_streams import complain, is_stdout_open, write_stdout
@@ -29,6 +29,7 @@ _COMMANDS = {
     "chat": chat,
     "train": train,
     "info": info,
+    "top": top,
     "calibrate": calibrate,
     "audit": audit,
     "profile": profile,
@@ -51,6 +52,7 @@ EXAMPLES = """examples:
   specserve chat --connect 127.0.0.1:7411       talk to a running service
   specserve train dspark --out drafters/mine    train a drafter for the tiny model
   specserve info                                versions, machine, the model
+  specserve top                                 watch the service on 127.0.0.1:7411
   specserve calibrate --drafter dspark          make a drafter's confidences probabilities
   specserve audit --quick --drafter ngram       check that speculation is lossless
   specserve profile                             what forwards of the target take here
