@@ -34,6 +34,13 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_stats: bool = False
 
 
+class TraceContext(msgspec.Struct, frozen=True):
+    """The caller's span, as W3C writes it; empty: none. Read only where spans are wanted."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
 class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     """One request before validation. None means the documented default."""
 
@@ -48,6 +55,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
     spec: SpecOptions = SpecOptions()
     min_tokens_per_s: float | None = None
+    trace: TraceContext = TraceContext()
 
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API

@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 
 from specserve import __version__
 from specserve.api.events import Event
@@ -29,6 +30,7 @@ from specserve.api.to_proto import (
     spec_stats_of,
     stream_response_of,
 )
+from specserve.api.tracing import trace_context
 from specserve.errors import Cancelled, InvalidField, Unavailable, Unsupported, from_code
 from specserve.types import Profiled
 from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES
@@ -64,6 +66,9 @@ class GenerationServicer:
         service = self._service
         remaining_s = context.time_remaining()
         call = call_of(request, remaining_s, service.limits, service.sampling_defaults)
+        if service.tracer is not None:
+            metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
+            call = msgspec.structs.replace(call, trace=trace_context(metadata))
         return service.session(call).stream()
 
 

@@ -14,6 +14,7 @@ from specserve.api.hub import Hub
 from specserve.api.metrics import Metrics
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
+from specserve.api.tracing import Tracer
 from specserve.errors import Unavailable
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
@@ -50,6 +51,8 @@ class Service:
             silence_s=config.engine.hang_timeout_s,
         )
         self.metrics = Metrics(lambda: self.hub.load, self._name, lambda: self.hub.num_in_flight)
+        endpoint = config.telemetry.otlp_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self._name)
         # Awaited before a drain refuses anything, so that balancers look away first.
         self.before_drain: list[Callable[[], Awaitable[None]]] = []
 
@@ -86,7 +89,7 @@ class Service:
         return ready
 
     def session(self, call: GenerateCall) -> Session:
-        return Session(call, self.hub, self.tokenizer, self.metrics)
+        return Session(call, self.hub, self.tokenizer, self.metrics, self.tracer)
 
     def _name(self) -> str:
         """Of what is served; empty before it is known."""
@@ -109,3 +112,5 @@ class Service:
     def close(self) -> None:
         self.hub.close()
         self.tokenizer.close()
+        if self.tracer is not None:
+            self.tracer.close()

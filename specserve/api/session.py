@@ -24,6 +24,7 @@ from specserve.api.metrics import Metrics
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
+from specserve.api.tracing import Served, Tracer
 from specserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -53,16 +54,23 @@ class Session:
     """Serves one call. `stream` may be used once."""
 
     def __init__(
-        self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer, metrics: Metrics
+        self,
+        call: GenerateCall,
+        hub: Hub,
+        tokenizer: TextTokenizer,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> None:
         self._call = call
         self._metrics = metrics
+        self._tracer = tracer
         self._hub = hub
         self._tokenizer = tokenizer
         self._arrived_s = time.monotonic()
         self._first_token_s: float | None = None
         self._token_s: dict[int, float] = {}  # when the latest came, by sample
         self._samples: list[SampleText] = []
+        self._spec = SpecRecord()
         self._has_ended = False
         self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
 
@@ -76,16 +84,32 @@ class Session:
             async with aclosing(self._serve()) as events:
                 async for event in events:
                     if isinstance(event, Finished):
-                        self._metrics.finished(event)
-                        self._has_ended = True
+                        self._note_end(event)
                     yield event
         except SpecserveError as error:
-            self._has_ended = True
-            self._metrics.failed(error.code)
+            self._note_end(error)
             raise
         finally:
-            if not self._has_ended:  # its client has left
-                self._metrics.failed(Cancelled.code)
+            if not self._has_ended:
+                self._note_end(Cancelled("the client has left"))
+
+    def _note_end(self, outcome: Finished | SpecserveError) -> None:
+        """Before anybody hears of it: who asks then finds it counted."""
+        self._has_ended = True
+        if isinstance(outcome, Finished):
+            self._metrics.finished(outcome)
+        else:
+            self._metrics.failed(outcome.code)
+        if self._tracer is not None:
+            total_s = time.monotonic() - self._arrived_s
+            served = Served(
+                call=self._call,
+                request_id=self.request_id,
+                outcome=outcome,
+                spec=self._spec,
+                total_s=total_s,
+            )
+            self._tracer.record(served)
 
     async def _serve(self) -> AsyncGenerator[Event]:
         opened = self._hub.admit(self.request_id)
@@ -179,7 +203,7 @@ class Session:
         if end.terminal is not Terminal.FINISHED or len(ends) != len(self._samples):
             raise from_code(end.code, end.error or "the target ended the request too early")
         stats, now_s = end.stats, time.monotonic()
-        spec = SpecRecord(
+        self._spec = SpecRecord(
             num_drafts=stats.num_drafts,
             num_draft_tokens=stats.num_drafted_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,
@@ -199,7 +223,7 @@ class Session:
                 time_to_first_token_s=(self._first_token_s or now_s) - self._arrived_s,
                 total_s=now_s - self._arrived_s,
             ),
-            spec=spec if self._call.spec.return_stats else None,
+            spec=self._spec if self._call.spec.return_stats else None,
         )
 
     async def _in_time(self, work: Awaitable[_ResultT]) -> _ResultT:

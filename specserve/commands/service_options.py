@@ -54,6 +54,8 @@ _VALUE_FLAGS = (
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error (default info)"),
     ("--log-interval-s", "telemetry.log_interval_s", "SECONDS",
      "between two lines of figures while requests run; 0: none (default 10)"),
+    ("--otlp-endpoint", "telemetry.otlp_endpoint", "URL",
+     "spans of requests go to this OTLP collector, over HTTP; needs specserve[otel]"),
     ("--generation-config", "model.generation_config", "auto|none",
      "whether the model's own file says what unset sampling parameters are (default auto)"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),

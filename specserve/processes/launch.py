@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from specserve.api.tracing import require_traces
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
 from specserve.processes.child import ChildCommand
@@ -35,6 +36,8 @@ _STARTUP_TIMEOUT_S = 1800.0  # a process that is not ready by then ends the laun
 
 def resolve_here(config: Config) -> ResolvedConfig:
     """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
+    if (endpoint := config.telemetry.otlp_endpoint) is not None:
+        require_traces(endpoint)
     folder = locate_target(config.model.target)
     topology = parse_topology(config.topology.topology)
     hardware = probe()

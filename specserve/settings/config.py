@@ -157,6 +157,8 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     log_level: str = "info"  # debug | info | warning | error
     # Between two lines of figures while requests run; 0: none.
     log_interval_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 10.0
+    # Spans of requests go there by OTLP over HTTP; needs the `otel` extra. None: no spans.
+    otlp_endpoint: Text | None = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

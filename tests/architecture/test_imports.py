@@ -21,6 +21,11 @@ def test_light_processes_load_no_torch(module):
     assert not loads(module, "torch")
 
 
+@pytest.mark.parametrize("module", ["specserve.processes.launch", "specserve.api.__main__"])
+def test_whoever_makes_no_spans_loads_nothing_for_them(module):
+    assert not loads(module, "opentelemetry")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",

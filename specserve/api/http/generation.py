@@ -25,6 +25,7 @@ from specserve.api.http.merged import merged
 from specserve.api.http.refusals import refusal_of, too_large
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
+from specserve.api.tracing import trace_context
 
 WARNING = "x-specserve-warning"
 
@@ -55,15 +56,15 @@ class GenerationEndpoint(ABC, Generic[Body]):
         except TooLarge:
             await Reply(send).refuse(too_large(limit))
             return
-        await unless_gone(receive, self._answer(content, send))
+        await unless_gone(receive, self._answer(scope, content, send))
 
-    async def _answer(self, content: bytes, send: Send) -> None:
+    async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
         reply = Reply(send)
         try:
             body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
             if ignored:
                 reply = Reply(send, {WARNING: f"ignored: {', '.join(ignored)[:512]}"})
-            await self._serve(body, reply)
+            await self._serve(body, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))
 
@@ -75,8 +76,10 @@ class GenerationEndpoint(ABC, Generic[Body]):
     def streams(self, body: Body) -> StreamOptions | None:
         """How the answer is streamed; None: it comes as a whole."""
 
-    async def _serve(self, body: Body, reply: Reply) -> None:
+    async def _serve(self, body: Body, scope: Scope, reply: Reply) -> None:
         asked = await self.asked(body)
+        if self.service.tracer is not None:
+            asked = asked._replace(calls=_within_traces(asked.calls, scope))
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
         ready = self.service.ready
         gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
@@ -211,6 +214,13 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
+
+
+def _within_traces(calls: Sequence[GenerateCall], scope: Scope) -> list[GenerateCall]:
+    """The same calls, below the span that the request's headers name."""
+    headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+    trace = trace_context(headers)
+    return [msgspec.structs.replace(call, trace=trace) for call in calls]
 
 
 async def _encoded(service: Service, calls: Sequence[GenerateCall]) -> list[list[int]]:

@@ -17,7 +17,13 @@ from specserve.api.http.server import HttpServer
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
-from specserve.settings.config import ModelConfig, Placement, ResolvedConfig, ServerConfig
+from specserve.settings.config import (
+    ModelConfig,
+    Placement,
+    ResolvedConfig,
+    ServerConfig,
+    TelemetryConfig,
+)
 from specserve.types import Request
 from tests.specserve.api.scripted_target import ScriptedTarget, ready
 
@@ -61,6 +67,7 @@ class Rig:
         max_model_len: int,
         num_drafts: int,
         limits: dict[str, int],
+        telemetry: TelemetryConfig,
     ) -> None:
         self.tokenizer = TextTokenizer(folder)
         self.text = "the quick 🦊 brown fox é — and go on, STOP here."
@@ -70,6 +77,7 @@ class Rig:
         self._config = ResolvedConfig(
             model=ModelConfig(target=str(folder)),
             server=server,
+            telemetry=telemetry,
             placements=tuple(
                 Placement(role="draft", rank=rank, device="cpu") for rank in range(num_drafts)
             ),
@@ -148,13 +156,17 @@ def rigs_in(model_folder: Path, folder: Path) -> Iterator[Callable[..., Rig]]:
         num_drafts: int = 0,
         max_queued_requests: int = 1024,
         lenient: bool = False,
+        otlp_endpoint: str | None = None,
         **limits: int,
     ) -> Rig:
         """`limits`: those of `Service`."""
         control_dir = folder / f"control{len(rigs)}"
         control_dir.mkdir(mode=0o700)
         server = ServerConfig(grpc_port=0, max_queued_requests=max_queued_requests, lenient=lenient)
-        rigs.append(Rig(model_folder, control_dir, server, max_model_len, num_drafts, limits))
+        telemetry = TelemetryConfig(otlp_endpoint=otlp_endpoint)
+        rigs.append(
+            Rig(model_folder, control_dir, server, max_model_len, num_drafts, limits, telemetry)
+        )
         return rigs[-1]
 
     yield make

@@ -74,6 +74,7 @@ VALUES: dict[str, Any] = {
     "speculation.draft_threads": 2,
     "telemetry.log_level": "debug",
     "telemetry.log_interval_s": 2.5,
+    "telemetry.otlp_endpoint": "http://127.0.0.1:4318",
 }
 
 
