@@ -103,5 +103,6 @@ class Metrics:
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
+        self._in_flight.clear()  # it may have had no name yet
         self._in_flight.labels(self._model()).set(self._num_in_flight())
         return generate_latest(self._registry)

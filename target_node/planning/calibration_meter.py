@@ -9,8 +9,9 @@ Rounds only hand their rows in; they are counted, together, when somebody is tol
 this but reports: no plan depends on it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from specserve.telemetry import VerifiedRow
 from specserve.types import PositionCalibration
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[Any]
 
 NUM_BINS = 10  # of equal width
 
@@ -27,20 +29,21 @@ class CalibrationMeter:
     """Of one target, whoever drafted."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[tuple[float, ...], int]] = []  # of judged tokens; how many stood
+        self._pending: list[VerifiedRow] = []  # that nobody has counted yet
         # Tokens, those that stood, confidences: sums by position and bin, [3, positions, bins].
         self._sums: Floats = np.zeros((3, 0, NUM_BINS))
 
     def observe(self, rows: Iterable[VerifiedRow]) -> None:
-        """A round's rows; those without confidences tell nothing."""
-        for row in rows:
-            if row.confidences and row.num_judged:
-                self._pending.append((row.confidences[: row.num_judged], row.num_accepted))
+        """A round's rows."""
+        self._pending += rows
 
     def report(self) -> list[PositionCalibration]:
         """Everything so far, by position."""
-        if self._pending:
-            self._count()
+        # Rows without confidences or verdict tell nothing.
+        rows = [row for row in self._pending if row.confidences and row.num_judged]
+        self._pending.clear()
+        if rows:
+            self._count(rows)
         totals: list[list[float]] = self._sums.sum(2).T.tolist()
         off: list[float] = np.abs(self._sums[2] - self._sums[1]).sum(1).tolist()
         return [
@@ -48,22 +51,20 @@ class CalibrationMeter:
             for (judged, stood, confidence), error in zip(totals, off, strict=True)
         ]
 
-    def _count(self) -> None:
-        pending, self._pending = self._pending, []
-        positions = [place for confidences, _ in pending for place in range(len(confidences))]
-        stood = [
-            float(place < num_accepted)
-            for confidences, num_accepted in pending
-            for place in range(len(confidences))
-        ]
-        flat = chain.from_iterable(confidences for confidences, _ in pending)
+    def _count(self, rows: Sequence[VerifiedRow]) -> None:
+        judged = [row.confidences[: row.num_judged] for row in rows]
+        lengths: Integers = np.fromiter(map(len, judged), np.int64, len(rows))
+        num_stood: Integers = np.fromiter((row.num_accepted for row in rows), np.int64, len(rows))
+        ends: Integers = np.cumsum(lengths)
+        starts: Integers = np.repeat(ends - lengths, lengths)
+        positions: Integers = np.arange(int(ends[-1])) - starts
+        stood: Integers = positions < np.repeat(num_stood, lengths)
+        told: Floats = np.fromiter(chain.from_iterable(judged), np.float64, len(positions))
         # A drafter may say what is no probability; so is it taken where plans are made.
-        told: Floats = np.nan_to_num(np.fromiter(flat, np.float64, len(positions))).clip(0, 1)
+        told = np.nan_to_num(told).clip(0, 1)
         bins = np.minimum(told * NUM_BINS, NUM_BINS - 1).astype(np.int64)
-        places = np.array(positions) * NUM_BINS + bins
-        missing = max(0, max(positions) + 1 - self._sums.shape[1])
+        places = positions * NUM_BINS + bins
+        missing = max(0, int(lengths.max()) - self._sums.shape[1])
         self._sums = np.pad(self._sums, ((0, 0), (0, missing), (0, 0)))
-        for sums, weights in zip(
-            self._sums, (np.ones(len(told)), np.array(stood), told), strict=True
-        ):
+        for sums, weights in zip(self._sums, (np.ones(len(told)), stood, told), strict=True):
             sums += np.bincount(places, weights, sums.size).reshape(sums.shape)

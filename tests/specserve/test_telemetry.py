@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from specserve.telemetry import RoundLog
+from specserve.telemetry import RoundLog, Tally
+from specserve.types import Distribution
 
 
 def test_spans_of_one_name_add_up():
@@ -31,6 +32,15 @@ def test_a_round_that_fails_is_not_recorded():
     with pytest.raises(ZeroDivisionError), log.round():
         _ = 1 / 0
     assert not log.records
+
+
+def test_a_tally_counts_values_by_the_edge_below_which_they_lie():
+    tally = Tally((0, 1, 4))
+    for value in (0, 0, 1, 2, 4, 5, 100):
+        tally.add(value)
+    assert tally.report() == Distribution([2, 1, 2, 2], 112)
+    tally.add(1)
+    assert tally.report().counts == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("level", ["debug", "error"])

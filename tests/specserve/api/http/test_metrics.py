@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve.api.metrics import Metrics
 from specserve.types import Load
 from tests.specserve.api.http.conftest import opened, send
 
@@ -66,6 +67,16 @@ def test_every_request_ends_in_one_count(make_rig):
         assert found[f"specserve:{name}_seconds_count", ()] == 4
     assert found["specserve:e2e_request_latency_seconds_sum", ()] > 0
     assert found["specserve:request_generation_tokens_sum", ()] == 15 + 2 * len(rig.script_ids)
+
+
+def test_a_name_that_was_not_known_yet_leaves_nothing_behind():
+    names = iter(["", "known", "known"])
+    metrics = Metrics(Load, lambda: next(names, "known"), lambda: 3)
+    metrics.text()
+    found = metrics.text().decode().splitlines()
+    assert [line for line in found if line.startswith("specserve:num_requests_in_flight")] == [
+        'specserve:num_requests_in_flight{model_name="known"} 3.0'
+    ]
 
 
 def test_who_leaves_is_counted_as_such(make_rig):
