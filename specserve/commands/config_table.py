@@ -22,6 +22,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None
     "speculation.local_head": "none",
     "speculation.gamma": "the drafter's",
     "speculation.min_survival": "by the times of the rounds so far",
+    "telemetry.otlp_endpoint": "none",
 }
 _DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or worth knowing anyway
     "model.target",
