@@ -3,6 +3,7 @@
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show frames; 0 after Ctrl-C. Raises SpecserveError when the service has gone."""
     require_stdout()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says itself that a service has gone
     require_service(arguments.connect)
     from specserve.client import Client  # gRPC is slow to import
 
