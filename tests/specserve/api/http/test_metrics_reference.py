@@ -130,6 +130,14 @@ def test_the_page_says_which_names_are_vllms():
     assert "`specserve:" in REFERENCE.partition("## As in vLLM")[2].partition("\n## ")[2]
 
 
+def test_queries_ask_for_what_there_is():
+    section = REFERENCE.partition("## Questions and queries")[2].partition("\n## ")[0]
+    known = set(told_by_the_page())
+    asked = set(re.findall(r"specserve:\w+", section))
+    assert len(asked) > 10
+    assert {re.sub(r"_(sum|count|bucket)$", "", name) for name in asked} <= known
+
+
 def test_what_texts_say_of_numbers_is_so(told_by_the_service):
     assert NUM_BINS == 10
     assert "in ten bins" in told_by_the_service["specserve:calibration_error"].text
