@@ -182,3 +182,19 @@ class OwnAcceptance:
         """A round went by in which it was not drafted for."""
         self._accepted *= _OWN_KEPT
         self._expected *= _OWN_KEPT
+
+
+class LatestSurvivals:
+    """Survivals of a row's blocks in its latest rounds."""
+
+    def __init__(self) -> None:
+        self._by_round: dict[int, Sequence[float]] = {}
+
+    def pushed(
+        self, number: int, survival: Sequence[float], prior: Sequence[float]
+    ) -> Sequence[float]:
+        """Those of two rounds before round `number`, or the prior; keeps this one's."""
+        before = self._by_round.get(number - 2, prior)
+        self._by_round = {n: s for n, s in self._by_round.items() if n > number - 2}
+        self._by_round[number] = survival
+        return before

@@ -20,7 +20,12 @@ from specserve.sampling.verification.admission import (
 )
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from target_node.planning.acceptance import Acceptance, FrozenAcceptance, survival_of
+from target_node.planning.acceptance import (
+    Acceptance,
+    FrozenAcceptance,
+    LatestSurvivals,
+    survival_of,
+)
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
@@ -79,7 +84,7 @@ class Admission:
         self._known = self._write_down(())  # what this round may read
         self._known_next: _Known | None = None  # ... and the next one, where it is another
         self._load: StoppingThreshold | None = None  # of this round, as it was known
-        self._last_survivals: dict[Sequence, _TwoRounds] = {}
+        self._last_survivals: dict[Sequence, LatestSurvivals] = {}
         self._candidates: list[Row] = []  # rows that may verify something, in this round
         self._drafted_kinds: set[str] = set()  # of the rows with drafts in this round
         # Rows of this round with drafts of which none is verified, and what these promised.
@@ -249,7 +254,7 @@ class Admission:
         """
         two_before: list[Rows[float]] = []
         for (row, limit), survival in zip(drafted, survivals, strict=True):
-            rounds = self._last_survivals.setdefault(row.sequence, _TwoRounds())
+            rounds = self._last_survivals.setdefault(row.sequence, LatestSurvivals())
             prior = self._known.acceptance.survivals(self.kind(row.sequence))[:limit]
             two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior))
         load, prices = self._load, self._known.prices
@@ -385,17 +390,3 @@ class _Known(NamedTuple):
     drafts: DraftPace
     acceptance: FrozenAcceptance
     weights: Mapping[Sequence, float]  # of rows that are behind
-
-
-class _TwoRounds:
-    """Survivals of a row's blocks in its latest rounds."""
-
-    def __init__(self) -> None:
-        self._by_round: dict[int, Rows[float]] = {}
-
-    def pushed(self, number: int, survival: Rows[float], prior: Rows[float]) -> Rows[float]:
-        """Those of two rounds before round `number`, or the prior; keeps this one's."""
-        before = self._by_round.get(number - 2, prior)
-        self._by_round = {n: s for n, s in self._by_round.items() if n > number - 2}
-        self._by_round[number] = survival
-        return before
