@@ -39,8 +39,8 @@ PLANTS = [
     ),
     Plant(
         name="k-of-the-round-before",
-        file="target_node/planning/admission.py",
-        symbol="_TwoRounds.pushed",
+        file="target_node/planning/acceptance.py",
+        symbol="LatestSurvivals.pushed",
         was="before = self._by_round.get(number - 2, prior)",
         becomes="before = self._by_round.get(number - 1, prior)",
         tests=(
@@ -87,7 +87,7 @@ PLANTS = [
         file="target_node/planning/admission.py",
         symbol="Admission.forget",
         was="self._last_survivals.pop(sequence, None)",
-        becomes="self._last_survivals.setdefault(sequence, _TwoRounds())",
+        becomes="self._last_survivals.setdefault(sequence, LatestSurvivals())",
         tests=(f"{_SNAPSHOT}::test_nothing_is_kept_of_a_sequence_that_has_ended",),
         breaks="what is kept of requests that have ended grows for ever",
         ways=_BOTH,
