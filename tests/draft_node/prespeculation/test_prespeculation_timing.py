@@ -3,6 +3,7 @@
 import pytest
 
 from specserve.transport.link.messages import Report
+from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
     END,
     TEXT,
@@ -59,6 +60,28 @@ def test_draft_batches_are_as_large_as_the_time_until_the_target_looks(
             assert sum(sizes) >= 1000 * round_latency_s / 2
         else:
             assert set(sizes) == {1}  # too little for what a batch is believed to cost: a small one
+
+
+def test_a_draft_batch_in_which_something_was_recorded_is_no_time(dspark_drafter, monkeypatch):
+    """It takes longer than it ever will again."""
+    rounds = Rounds(dspark_drafter)
+    Clock(monkeypatch, rounds)
+    sizes, batches = rounds.prespeculation._sizes, rounds.prespeculation._draft_batches
+    draft = batches.draft
+    monkeypatch.setattr(BACKEND, "num_first_calls", 0)
+
+    def recording(*args):
+        BACKEND.num_first_calls += 1
+        return draft(*args)
+
+    batches.draft = recording
+    pending_of(rounds)
+    assert rounds.finish()
+    assert sizes.least_s(1, needs_probs=False) == 0.0  # nobody knows
+    batches.draft = draft
+    pending_of(rounds, stream=2)
+    assert rounds.finish()
+    assert sizes.least_s(1, needs_probs=False) > 0
 
 
 @pytest.mark.parametrize("awaits", [False, True])

@@ -7,8 +7,9 @@ from draft_node import start
 from specserve.backends.choose import choose_backend
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
-from specserve.drafters import colocated
+from specserve.drafters import colocated, draft_times
 from specserve.drafters.colocated import describe, load_feature_spec, positions_of
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import (
     DEFAULT_HIDDEN_GAMMA,
     MOST_HIDDEN_TOKENS,
@@ -23,7 +24,9 @@ from specserve.sampling.draft_sampler import Greedy
 from specserve.settings.config import ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
+from specserve.types import DraftTime
 from tests.backends.chosen import BACKEND
+from tests.scripted_time import ScriptedTime
 from tests.specserve.drafters.checkpoints import (
     DSPARK,
     EAGLE3,
@@ -190,3 +193,33 @@ def test_a_drafter_beside_the_target_is_timed_by_rows(target):
     assert 0 < times.seconds(1, 1) < times.seconds(1, 5)
     assert times.enter_s > 0
     assert drafter.context_len(-1) == 0  # nothing is left of the row that was timed
+
+
+def test_a_drafter_that_was_timed_before_is_only_brought_to_its_pace(target, monkeypatch):
+    """It takes twice as long as it did; a draft or two of two sizes tell."""
+    clock = ScriptedTime()
+    monkeypatch.setattr(draft_times, "time", clock)
+    known = DraftTimes([DraftTime(1, 0.01, 0.02), DraftTime(4, 0.02, 0.03)], enter_s=0.004)
+    speculation = SpeculationConfig(mode="sync", drafter=str(target.folder))
+    model = load(target.folder)
+    rooms = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(
+        speculation, backend=BACKEND, target=target.folder, model=model, **rooms
+    )
+    draft, num_drafts = drafter.draft, []
+
+    def slow(batch, sampler):
+        clock.now_s += 2 * known.seconds(len(batch.rows), batch.most)
+        num_drafts.append(len(batch.rows))
+        return draft(batch, sampler)
+
+    drafter.draft = slow
+    limits = {"max_rows": 4, "max_positions": 64}
+    times = colocated.times_of(drafter, model=model, backend=BACKEND, known=known, **limits)
+    assert [(each.num_blocks, each.fixed_s, each.token_s) for each in times.all] == [
+        (1, pytest.approx(0.02), pytest.approx(0.04)),
+        (4, pytest.approx(0.04), pytest.approx(0.06)),
+    ]
+    assert times.enter_s == pytest.approx(0.008)  # nobody has measured it again
+    assert len(num_drafts) == 4
+    assert drafter.context_len(-1) == 0

@@ -1,12 +1,13 @@
 """What drafts take is kept for the next process that drafts, and brought to its pace."""
 
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from specserve.drafters.draft_times import DraftTimes, at_pace, recall
-from specserve.settings.config import Config, SpeculationConfig, TopologyConfig
+from specserve.settings.config import Config, ResolvedConfig, SpeculationConfig, TopologyConfig
 from specserve.settings.draft_files import DraftFile, DraftRecord, forget_all
 from specserve.types import DraftTime
 from tests.scripted_time import ScriptedTime
@@ -21,14 +22,27 @@ def folder(monkeypatch, tmp_path) -> Path:
     return tmp_path / "cache"
 
 
-def file_of(role: str = "draft", topology: str = "1+1", **wishes) -> DraftFile:
+def config_of(topology: str = "1+1", **wishes) -> ResolvedConfig:
     speculation = SpeculationConfig(mode="async", drafter="lm", **wishes)
-    config = resolved(
+    return resolved(
         Config(
             topology=TopologyConfig(topology=topology, oversubscribe=True), speculation=speculation
         )
     )
+
+
+def file_of(role: str = "draft", topology: str = "1+1", **wishes) -> DraftFile:
+    config = config_of(topology, **wishes)
     return DraftFile(config, config.speculation, role, MACHINE)
+
+
+def file_after(section: str, hardware=MACHINE, **changes) -> DraftFile:
+    """Of a configuration that is another in some fields of one section, or of all ("")."""
+    config, replace = config_of(), msgspec.structs.replace
+    if section:
+        changes = {section: replace(getattr(config, section), **changes)}
+    config = replace(config, **changes)
+    return DraftFile(config, config.speculation, "draft", hardware)
 
 
 class Measuring:
@@ -65,6 +79,69 @@ def test_other_blocks_processes_and_topologies_are_timed_apart():
         file_of(topology="1+2"),
     ]
     assert len({file.path for file in files}) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes"),
+    [
+        ("model", {"target": "/models/another"}),
+        ("model", {"dtype": "bfloat16"}),
+        ("speculation", {"drafter": "another"}),
+        ("speculation", {"local_head": "head"}),
+        ("speculation", {"min_survival": 0.3}),
+        ("engine", {"deterministic": False}),
+        ("engine", {"cuda_graphs": True}),
+        ("", {"oversubscribed": True}),
+    ],
+    ids=str,
+)
+def test_what_makes_drafts_others_has_a_file_of_its_own(section, changes):
+    recall(file_of(), Measuring())
+    assert file_after("").read() is not None
+    assert file_after(section, **changes).path != file_of().path
+    assert file_after(section, **changes).read() is None
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "what"),
+    [
+        ("engine", {"max_batch_rows": 2}, "limits"),
+        ("model", {"max_model_len": 64}, "limits"),
+        ("", {"hardware": msgspec.structs.replace(MACHINE, cpu_name="another")}, "hardware"),
+    ],
+    ids=str,
+)
+def test_what_was_measured_within_other_limits_or_elsewhere_is_of_no_use(
+    section, changes, what, caplog
+):
+    recall(file_of(), Measuring())
+    caplog.set_level("INFO")
+    file = file_after(section, **changes)
+    assert file.path == file_of().path
+    assert file.read() is None
+    assert f"what has changed is {what}" in caplog.text
+
+
+@pytest.mark.parametrize("changed", ["target", "drafter", "head"])
+def test_another_model_of_the_same_name_is_timed_anew(changed, tmp_path, caplog):
+    names = ("target", "drafter", "head")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    target, drafter, head = (str(tmp_path / name) for name in names)
+
+    def file() -> DraftFile:
+        config, replace = config_of(), msgspec.structs.replace
+        config = replace(config, model=replace(config.model, target=target))
+        speculation = replace(config.speculation, drafter=drafter, local_head=head)
+        return DraftFile(config, speculation, "draft", MACHINE)
+
+    recall(file(), Measuring())
+    assert file().read() is not None
+    os.utime(tmp_path / changed / "model.safetensors", (1, 1))
+    caplog.set_level("INFO")
+    assert file().read() is None
+    assert "what has changed is models' files" in caplog.text
 
 
 @pytest.mark.parametrize("times", [[], [DraftTime(1, 0.1, 0.0)]])

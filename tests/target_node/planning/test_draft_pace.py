@@ -23,8 +23,8 @@ def test_nothing_is_known_of_what_was_neither_timed_nor_drafted():
     pace = DraftPace()
     assert not pace.is_known
     assert pace.seconds(4, 5) == 0.0
-    for _ in range(2):  # the first catches up
-        pace.observe(4, 5, 0.3)
+    for seconds in (9.0, 0.3):  # the first of all says nothing
+        pace.observe(4, 5, seconds)
     assert pace.is_known
     assert pace.seconds(4, 5) == pace.seconds(1, 1) == 0.3
 
@@ -49,14 +49,27 @@ def test_the_first_draft_and_some_slow_ones_change_nothing():
     assert pace.seconds(1, 5) == pytest.approx(0.2)
 
 
+def test_the_start_counts_for_two_drafts():
+    pace = timed()
+    for _ in range(2):  # of which the first of all does not count
+        pace.observe(1, 5, 2.0)
+    assert pace.seconds(1, 5) == pytest.approx(0.2)
+    for _ in range(2):
+        pace.observe(1, 5, 2.0)
+    assert pace.seconds(1, 5) == pytest.approx(2.0)
+
+
 def test_once_it_is_doubted_a_few_drafts_outweigh_all_before():
     pace = timed()
     for _ in range(40):
         pace.observe(1, 5, 2.0)
+        pace.observe_entering(1, 3, 0.7)
     pace.doubt()
-    for seconds in (9.0, 0.2, 0.2, 0.2):  # the first catches up again
+    for seconds in (9.0, 0.2, 0.2, 0.2):  # the first says nothing again
         pace.observe(1, 5, seconds)
+        pace.observe_entering(1, 3, seconds)
     assert pace.seconds(1, 5) == pytest.approx(0.2)
+    assert pace.entering_s(1) == pytest.approx(0.2)
 
 
 def test_what_is_frozen_stays():

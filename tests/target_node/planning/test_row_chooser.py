@@ -1,11 +1,14 @@
 """Rows whose drafts do not pay are left out, one by one, and get another chance."""
 
+from collections.abc import Collection
+
 import msgspec
 import pytest
 
 from specserve.drafters.draft_times import DraftTimes
+from specserve.drafters.usual_acceptance import UsualAcceptance
 from specserve.types import DraftTime, Speculation
-from target_node.planning.acceptance import OwnAcceptance
+from target_node.planning.acceptance import Acceptance, OwnAcceptance
 from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
@@ -28,22 +31,39 @@ class Rounds:
         token_s: float = 0.05,
         block_s: float = 0.05,
         confidences: list[float] | None = None,
+        greedy: Collection[int] = (),
+        usual: UsualAcceptance | None = None,
+        times: DraftTimes | None = None,
     ) -> None:
-        """`confidences`: of each row's tokens, if the drafter has some."""
+        """`confidences`: of each row's tokens, if the drafter has some; `greedy`: such rows.
+
+        `times`: of the drafter, if not `block_s` for each block.
+        """
         self.confidences = confidences
         table = StepTable()
         table.learn({n: Cell(1 + token_s * n, 8) for n in (1, 64)}, Slopes())
-        times = DraftTimes([DraftTime(n, block_s * n, 0.0) for n in (1, 64)])
+        times = times or DraftTimes([DraftTime(n, block_s * n, 0.0) for n in (1, 64)])
+        self.pace = DraftPace(lambda: times)
         self.round = Round(
             [5] * num_rows,
             places=9,
             spare=9 * num_rows,
             gamma=GAMMA,
             prices=RoundPrices(BACKEND, table),
-            drafts=DraftPace(lambda: times),
+            drafts=self.pace,
             may_pause=may_pause,
             budget=ThresholdPolicy(0.3),
+            acceptance=Acceptance(GAMMA, usual),
         )
+        for place in greedy:
+            self.ask(place, sampling={"temperature": 0.0})
+
+    def ask(self, place: int, *, sampling: dict[str, object] | None = None, **fields) -> None:
+        """The row's request is another in so much."""
+        sequence = self.round.rows[place].sequence
+        replace = msgspec.structs.replace
+        asked = replace(sequence.request.sampling, **(sampling or {}))
+        sequence.request = replace(sequence.request, sampling=asked, **fields)
 
     def play(self, num_accepted: list[int]) -> list[int]:
         """One round, with so many tokens of each row that stand; the rows that had drafts."""
@@ -79,11 +99,32 @@ def test_what_a_row_may_not_verify_brings_nothing():
     rounds = Rounds(1, block_s=0.9, token_s=0.0)
     assert all(rounds.play([GAMMA]) for _ in range(200))
     rounds = Rounds(1, block_s=0.9, token_s=0.0)
-    request = rounds.round.rows[0].sequence.request
-    capped = msgspec.structs.replace(request, max_verify_len=1)
-    rounds.round.rows[0].sequence.request = capped
+    rounds.ask(0, max_verify_len=1)
     drafted = [rounds.play([0 if n % 3 else 1]) for n in range(200)]
     assert not any(drafted[-50:])
+
+
+def test_a_row_that_may_verify_little_is_not_held_to_what_whole_blocks_bring():
+    """Its one token always stands, for less than a forward's time."""
+    rounds = Rounds(1, block_s=0.7, token_s=0.0)
+    rounds.ask(0, max_verify_len=1)
+    assert all(rounds.play([1]) for _ in range(200))
+
+
+@pytest.mark.parametrize("capped", [0, 1])
+def test_a_row_that_may_verify_little_costs_no_more_than_that(capped):
+    """Its one token brings more than it takes; a whole block would not."""
+    rounds = Rounds(2, block_s=0.1, token_s=0.3)
+    rounds.ask(capped, max_verify_len=1)
+    num_accepted = [1 if place == capped else GAMMA for place in range(2)]
+    assert all(rounds.play(num_accepted) == [0, 1] for _ in range(200))
+
+
+def test_rows_that_were_left_out_do_not_count_as_rows_without_a_block():
+    rounds = Rounds(3)
+    drafted = [rounds.play([GAMMA, 0, GAMMA]) for _ in range(200)]
+    assert drafted[-1] == [0, 2]
+    assert rounds.round.admission._acceptance.coverage("rejection") == 1.0
 
 
 def test_who_has_ended_is_forgotten():

@@ -53,6 +53,7 @@ class Round:
         is_asynchronous: bool = False,
         drafts: DraftPace | None = None,
         may_pause: bool = False,
+        acceptance: Acceptance | None = None,
     ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
@@ -68,7 +69,7 @@ class Round:
             default_method=VerificationMethod.REJECTION,
         )
         self.admission = Admission(
-            acceptance=Acceptance(gamma),
+            acceptance=acceptance or Acceptance(gamma),
             scheduler=self.scheduler,
             sampler=sampler,
             budget=budget or ThresholdPolicy(),
