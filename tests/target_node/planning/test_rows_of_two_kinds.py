@@ -59,3 +59,18 @@ def test_who_costs_next_to_nothing_is_drafted_for_and_who_costs_more_is_not(stan
     for _ in range(40):  # nothing is learned in these
         admission.begin(rows)
     assert [row.sequence.arrival for row in admission.chosen.rows] == drafted
+
+
+def test_rows_are_ranked_by_the_tokens_that_are_drafted():
+    """The greedy row's first token stands more often, and of whole blocks more of the other's.
+
+    A plain round takes 1.1 s and a drafted token .35 s, so that one each is drafted at most: the
+    greedy row alone makes 2.9 / 1.45 tokens a second, with the other 3.4 / 1.8.
+    """
+    usual = UsualAcceptance({"greedy": [0.9, 0.0, 0.0], "rejection": [0.5, 0.9, 0.9]})
+    times = DraftTimes([DraftTime(n, 0.0, 0.3 * n) for n in (1, 64)])
+    rounds = Rounds(2, greedy=[0], usual=usual, times=times)
+    admission, rows = rounds.round.admission, rounds.round.rows
+    for _ in range(40):  # nothing is learned in these
+        admission.begin(rows)
+    assert [row.sequence.arrival for row in admission.chosen.rows] == [0]

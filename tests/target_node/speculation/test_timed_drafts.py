@@ -71,3 +71,11 @@ def test_a_draft_in_which_something_was_recorded_does_not_count(clock):
     pace = pace_after(SlowDrafter(clock, first_calls=True))
     assert pace.seconds(1, 4) == pytest.approx(4 * TOKEN_S / 3)
     assert pace.entering_s(1) == pytest.approx(0.1)
+
+
+def test_where_the_device_runs_behind_what_is_read_counts_as_drafting(clock, monkeypatch):
+    """Reading returns before it is done, and the draft waits for both."""
+    monkeypatch.setattr(BACKEND, "is_asynchronous", True)
+    pace = pace_after(SlowDrafter(clock))
+    assert pace.seconds(1, 2) == pytest.approx(ENTER_S + 2 * TOKEN_S)
+    assert pace.entering_s(1) == pytest.approx(0.1)
