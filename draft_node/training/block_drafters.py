@@ -39,7 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     if kind != "eagle3":
         parser.add_argument("--layers", type=positive_int, help="draft layers (default: 2)")
         parser.add_argument(
-            "--mask-token-id", type=int, help="id of open slots (default: the tokenizer's)"
+            "--mask-token-id",
+            type=int,
+            help="id of open slots (default: the tokenizer's mask, or a spare one)",
         )
     if kind == "dspark":
         _add_heads(parser)

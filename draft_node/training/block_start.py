@@ -9,7 +9,7 @@ from torch import Tensor
 from draft_node.training import eagle3_start
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
-from draft_node.training.text_source import mask_token
+from draft_node.training.mask_token import mask_token
 from specserve.drafters.spec import (
     BlockSpec,
     ConfidenceSpec,
@@ -66,10 +66,7 @@ def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> BlockSpec:
         raise InvalidField(
             "--feature-layers", f"{layers}: the target has layers 0..{num_layers - 1}"
         )
-    mask = arguments.mask_token_id
-    mask = mask_token(target) if mask is None else mask
-    if mask is None or not 0 <= mask < target.spec.vocab_size:
-        raise InvalidField("--mask-token-id", f"{mask}: needs an id of the target's vocabulary")
+    mask = mask_token(target.folder, target.spec, arguments.mask_token_id)
     markov = confidence = None
     if arguments.kind == "dspark":
         markov, confidence = _heads(arguments)

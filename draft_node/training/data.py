@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from draft_node.training.chats import sources
 from draft_node.training.chats.overlap import Overlap
 from draft_node.training.chats.questions import Questions, read_questions
-from draft_node.training.chats.store import ChatStore
+from draft_node.training.chats.store import MANIFEST, ChatStore
 from draft_node.training.chats.writing import (
     TEMPERATURES,
     ChatWriter,
@@ -39,7 +39,6 @@ from specserve.processes.local_service import local_service
 from specserve.processes.run_dir import make_output_folder
 from specserve.settings.target_source import locate_target
 
-MANIFEST = "data.json"
 _EXIT_STOPPED = 130
 _LINE_EVERY_S = 15.0  # where no bar is drawn
 EXAMPLES = """examples:
@@ -81,9 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not tokenizer.has_chat_template:
         raise Unsupported(f"--target: {target} has no chat template, so it writes no chats")
     questions = Questions(Overlap(arguments.exclude, "--exclude"))
-    given = iter(()) if arguments.prompts is None else read_questions(arguments.prompts)
+    given = [] if arguments.prompts is None else list(read_questions(arguments.prompts))
     # What was asked in an earlier run is passed over by `questions`: the feeds begin anew.
-    feeds = QuestionFeeds(given, sources.questions(arguments.seed))
+    feeds = QuestionFeeds(iter(given), sources.questions(arguments.seed))
     make_output_folder(arguments.out, "--out")
     _lock(arguments.out)
     store = ChatStore(arguments.out)
@@ -150,7 +149,10 @@ def _claim(arguments: argparse.Namespace, target: Path, store: ChatStore) -> Non
         "licences_of_sources": sources.LICENCES if arguments.sources else {},
     }
     path = arguments.out / MANIFEST
-    begun = read_json(path, dict[str, Any]) if path.is_file() and store.next_number else settings
+    if store.next_number and not path.is_file():
+        problem = f"{arguments.out} has chats but no {MANIFEST}, which says whose they are"
+        raise InvalidField("--out", f"{problem}; choose another")
+    begun = read_json(path, dict[str, Any]) if store.next_number else settings
     for name, value in settings.items():
         if begun.get(name) != value:
             flag = "--target" if name in ("target", "weights") else f"--{name.replace('_', '-')}"

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from draft_node.training import dataset
 from draft_node.training.batches import encode_stream, tokens_of
-from draft_node.training.chats.store import ChatStore, Exchange, is_held_out, stream_of
+from draft_node.training.chats.store import MANIFEST, ChatStore, Exchange, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
-from draft_node.training.self_text import Pool, SelfTextConfig
+from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
 from draft_node.training.tokenizer import END_OF_TEXT
-from specserve.errors import InvalidField, Unsupported
-from specserve.models.tokenizer_files import load_tokenizer
+from specserve.errors import InvalidField
+from specserve.models.config import read_json
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class TextSource:
 def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
     """All streams; collects, encodes and lets the target write what is not there yet."""
     if config.data is not None:
+        warn_of_others_chats(config.data, target.folder)
         return chats(config.data, target.spec.vocab_size)
     with dataset.preparing(config.work):
         return _gathered(target, config)
@@ -111,6 +113,14 @@ def chats(folder: Path, vocab_size: int) -> TextSource:
     log.info("chats: %d requests, %d tokens, %d answers' tokens",
              len(parts[False]), len(training), (training >= 0).sum())  # fmt: skip
     return TextSource({_CHAT: training}, {_CHAT: held_out}, (_CHAT,), {_CHAT: starts})
+
+
+def warn_of_others_chats(folder: Path, target: Path) -> None:
+    """Say so if the folder tells of other weights, which may be the same in another form."""
+    path = folder / MANIFEST
+    weights = read_json(path, dict[str, Any]).get("weights") if path.is_file() else None
+    if weights not in (None, weights_digest(target)):
+        log.warning("%s: its chats were not written by the weights of %s", folder, target.name)
 
 
 def sample_of(training: Streams, longest: int) -> Tensor:
@@ -162,19 +172,6 @@ def text_digest(path: Path) -> str:
         except OSError as error:
             raise InvalidField("--text", f"{place}: {error.strerror}") from error
     return digest.hexdigest()
-
-
-def mask_token(target: FrozenTarget) -> int | None:
-    """The id that fills a block's open slots: the tokenizer's mask, or else an id nothing uses."""
-    try:
-        tokenizer = load_tokenizer(target.folder)
-    except Unsupported:
-        return None
-    for name in ("<|mask|>", "[MASK]", "<mask>"):
-        if (token_id := tokenizer.token_to_id(name)) is not None:
-            return token_id
-    unused = tokenizer.get_vocab_size()
-    return unused if unused < target.spec.vocab_size else None
 
 
 def _corpus(tokenizer: Tokenizer, target: Path, work: Path) -> tuple[Streams, Streams]:

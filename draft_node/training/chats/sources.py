@@ -43,15 +43,21 @@ _ABOUT_TEXT = (
 
 
 def questions(seed: int) -> Iterator[str]:
-    """Questions without an end, in an order that depends on `seed` alone."""
+    """Questions in an order that depends on `seed` alone: no end, or none if there are no sources.
+
+    The same is asked again in other words, and in the end in the same.
+    """
     rng = np.random.default_rng(seed)
     texts = [text for topic in _topics() for text in _paragraphs(topic)]
-    while True:
+    found = bool(texts)
+    while found:
+        found = False
         code = _shuffled(_files(), rng)
         from_text = itertools.cycle([texts[int(i)] for i in rng.permutation(len(texts))])
         for path in code:
             pieces = list(_functions(path))
             for index in rng.permutation(len(pieces))[:2]:
+                found = True
                 name, doc, source = pieces[int(index)]
                 yield _pick(_ABOUT_CODE, rng).format(code=source)
                 yield _pick(_ABOUT_TEXT, rng).format(text=next(from_text))

@@ -20,6 +20,7 @@ import numpy as np
 from draft_node.training.batches import WINDOW
 from specserve.errors import InvalidField
 
+MANIFEST = "data.json"  # beside the parts: who wrote them, and how
 HELD_OUT_EVERY = 20  # one chat in so many is never trained on
 
 _FIELD = "--data"
@@ -128,6 +129,7 @@ def _read(path: Path) -> Iterator[Exchange]:
             arrays = {name: cast("np.ndarray", file[name]) for name in _ARRAYS}
     except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise InvalidField(_FIELD, f"{path}: holds no chats ({error})") from error
+    _refuse_other_kinds(path, arrays)
     tokens = arrays.pop("tokens")
     rows = list(zip(*(arrays[name].tolist() for name in _ARRAYS[:-1]), strict=True))
     lengths = [prompt_len + answer_len for _, prompt_len, answer_len, _ in rows]
@@ -140,3 +142,14 @@ def _read(path: Path) -> Iterator[Exchange]:
             number, temperature, tokens[place:middle].tolist(), tokens[middle:end].tolist()
         )
         place = end
+
+
+def _refuse_other_kinds(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Raise InvalidField unless all are rows of numbers, as many of each kind as requests."""
+    for name, array in arrays.items():
+        kinds = "f" if name == "temperatures" else "iu"
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            found = f"{array.dtype} of {array.ndim} dimensions"
+            raise InvalidField(_FIELD, f"{path}: {name} are {found}, not a row of numbers")
+    if len({len(arrays[name]) for name in _ARRAYS[:-1]}) > 1:
+        raise InvalidField(_FIELD, f"{path}: its arrays are not of one number of requests")

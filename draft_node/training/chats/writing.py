@@ -7,6 +7,7 @@ writes where the chat template has the user speak. One chat in four goes on for 
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
 TEMPERATURES = (0.0, 0.7, 1.0)  # chats take turns
 PER_PART = 64  # chats
 _TRIES = 4  # at a question of the model's own
+_SOURCES_TRIED = 2000  # questions about sources, which were all asked some day
 _QUESTION_TOKENS = 200  # a longer one is no question
 _SEEDS_PER_CHAT = 16
 _MOST_SEED = 2**63 - 1
@@ -155,7 +157,9 @@ class ChatWriter:
     def _given(self, number: int) -> str | None:
         """The next question of a file or about sources, if it is one's turn."""
         every = self._config.sources_every
-        feed = self._feeds.sources if every and number % every == every - 1 else self._feeds.given
+        feed = self._feeds.given
+        if every and number % every == every - 1:
+            feed = itertools.islice(self._feeds.sources, _SOURCES_TRIED)
         return next((text for text in feed if self._questions.take(text)), None)
 
     async def _own_question(self, number: int, messages: list[ChatMessage]) -> str | None:

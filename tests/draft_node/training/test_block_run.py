@@ -139,7 +139,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         (("--anchors", "9999"), "--anchors: 9999: at most 253 blocks of 3 begin in 256"),
         (("--gamma", "65"), "argument --gamma: '65' is not a whole number in 1..64"),
         (("--gamma", "0"), "argument --gamma: '0' is not a whole number in 1..64"),
-        (("--mask-token-id", "999"), "--mask-token-id: 999: needs an id"),
+        (("--mask-token-id", "999"), "--mask-token-id: 999: the target's vocabulary is 0.."),
         (("--markov", "none"), "--confidence: markov: there is no Markov head"),
         (("--markov", "none", "--confidence", "none"), "--markov: none: a DSpark without heads"),
         (("--target", "/proc"), "--target: model.target: /proc is no model folder"),

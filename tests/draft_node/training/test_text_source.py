@@ -1,4 +1,5 @@
 import argparse
+import json
 from collections import Counter
 
 import numpy as np
@@ -9,8 +10,8 @@ from draft_node.training import text_source
 from draft_node.training.batches import BatchSource, encode_stream
 from draft_node.training.block_drafters import add_options
 from draft_node.training.frozen_target import FrozenTarget
-from draft_node.training.self_text import SelfTextConfig
-from draft_node.training.text_source import TextConfig, gather, mask_token, take_turns
+from draft_node.training.self_text import SelfTextConfig, weights_digest
+from draft_node.training.text_source import TextConfig, gather, take_turns
 from specserve.errors import InvalidField
 from tests.draft_node.training.drafters import VOCAB, patterned_stream, write_target
 
@@ -104,14 +105,13 @@ def test_text_that_cannot_be_used_is_named(name, problem, target, tmp_path):
     assert caught.value.field == "--text"
 
 
-def test_open_slots_hold_the_mask_or_an_id_that_nothing_uses(target, tmp_path):
-    assert mask_token(target) == 4
-    folder = write_target(tmp_path / "padded", vocab_size=VOCAB + 8)
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace("<|mask|>", "<|other|>"))
-    assert mask_token(FrozenTarget(folder)) == VOCAB
-    path.unlink()
-    assert mask_token(FrozenTarget(folder)) is None
+def test_chats_of_other_weights_are_said_to_be(target, tmp_path, caplog):
+    for weights, count in ((None, 0), (weights_digest(target.folder), 0), ("0" * 64, 1)):
+        (tmp_path / "data.json").write_text(json.dumps({"weights": weights}))
+        caplog.clear()
+        text_source.warn_of_others_chats(tmp_path, target.folder)
+        assert len(caplog.records) == count
+    assert "not written by the weights of target" in caplog.text
 
 
 def test_streams_are_wide_enough_for_the_vocabulary(target):

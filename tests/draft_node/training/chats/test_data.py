@@ -104,6 +104,18 @@ def test_a_folder_that_another_run_writes_to_is_refused(capsys, tmp_path):
     assert f"--out: {tmp_path}: another run writes there" in said
 
 
+def test_chats_of_who_knows_whom_are_not_gone_on_with(capsys, tmp_path):
+    ChatStore(tmp_path).add(1, [], 100)
+    assert "has chats but no data.json" in refusal(capsys, tmp_path, "--tokens", "100")
+
+
+def test_a_bad_line_of_prompts_is_refused_before_anything_begins(capsys, tmp_path):
+    (tmp_path / "asked").write_text('What is a list?\n{"prompt": 3}\n')
+    flags = ("--tokens", "100", "--prompts", str(tmp_path / "asked"))
+    assert "line 2 has no text" in refusal(capsys, tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
+
+
 def test_flags_that_cannot_be_split_are_refused(capsys, tmp_path):
     said = refusal(capsys, tmp_path, "--tokens", "100", "--flags", "'")
     assert '--flags: "\'": No closing quotation' in said

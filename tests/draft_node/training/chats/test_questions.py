@@ -66,3 +66,8 @@ def test_questions_over_sources_depend_on_the_seed_alone():
     assert one == other != third
     assert len(set(one)) == 30
     assert any("```python\ndef " in question for question in one)
+
+
+def test_without_sources_there_are_no_questions_over_them(monkeypatch):
+    monkeypatch.setattr(sources, "_files", list)
+    assert list(sources.questions(0)) == []

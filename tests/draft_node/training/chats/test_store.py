@@ -54,6 +54,26 @@ def test_lengths_that_do_not_add_up_are_refused(tmp_path):
         list(ChatStore(tmp_path).exchanges())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("tokens", [[1, 2, 3, 4, 5]], "tokens are int64 of 2 dimensions"),
+        ("tokens", [1.0, 2, 3, 4, 5], "tokens are float64 of 1 dimensions"),
+        ("temperatures", [0], "temperatures are int64 of 1 dimensions"),
+        ("numbers", [0, 1], "are not of one number of requests"),
+        ("prompt_lens", 3, "prompt_lens are int64 of 0 dimensions"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path, name, value, problem):
+    ChatStore(tmp_path).add(1, [FIRST], 100)
+    path = tmp_path / "chats-000000-000001.npz"
+    with np.load(path) as part:
+        arrays = dict(part) | {name: np.asarray(value)}
+    np.savez(path, **arrays)
+    with pytest.raises(InvalidField, match=problem):
+        list(ChatStore(tmp_path).exchanges())
+
+
 def test_answers_stand_as_they_are_and_questions_as_complements():
     stream, starts = stream_of([FIRST, *SECOND])
     assert stream.tolist() == [~1, ~2, ~3, 4, 5, ~6, 7, 8, 9, ~6, ~7, ~8, ~9, ~1, 2]

@@ -1,6 +1,7 @@
 """What a writer of chats remembers, with a service that answers by one token."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -44,10 +45,13 @@ def tokenizer() -> Iterator[TextTokenizer]:
     found.close()
 
 
-def write(folder: Path, tokenizer: TextTokenizer, num_tokens: int) -> list[list[int]]:
+def write(
+    folder: Path, tokenizer: TextTokenizer, num_tokens: int, about: Iterator[str] | None = None
+) -> list[list[int]]:
     """The prompts in the folder after a run, each of one question out of the same list."""
-    config = WritingConfig(num_tokens, 2, 1, seed=0, sources_every=0, follow_up_every=0)
-    feeds = QuestionFeeds(iter(QUESTIONS), iter(()))
+    every = 0 if about is None else 2
+    config = WritingConfig(num_tokens, 2, 1, seed=0, sources_every=every, follow_up_every=0)
+    feeds = QuestionFeeds(iter(QUESTIONS), about or iter(()))
     questions = Questions(Overlap([], "--exclude"))
     client = cast(AsyncClient, Service())
     store = ChatStore(folder)
@@ -62,3 +66,8 @@ def test_a_run_that_goes_on_asks_no_question_again(tmp_path, tokenizer):
     assert prompts[: len(first)] == first
     assert len(prompts) > len(first) > 2
     assert len({*map(tuple, prompts)}) == len(prompts)
+
+
+def test_a_feed_that_repeats_itself_for_ever_holds_up_nobody(tmp_path, tokenizer):
+    about = itertools.cycle(["What does this function do? def f(): pass"])
+    assert len(write(tmp_path, tokenizer, 200, about)) > 2
