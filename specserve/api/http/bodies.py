@@ -6,7 +6,7 @@ unset: what the model's own generation config says, or neutral values.
 """
 
 import difflib
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +14,8 @@ from specserve.errors import InvalidField
 
 # Sent by clients as a matter of course, and without a meaning here.
 _WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+_NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
+_DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
 _LEAST_QUOTES = 2  # of a message that names a field in quotes
 
 Stop = str | list[str]
@@ -64,7 +66,7 @@ class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     echo: bool = False
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a message's content."""
 
     text: str
@@ -75,7 +77,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One turn. `name` is accepted and has no meaning."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[dict[str, Any]] | None = None
     name: str | None = None
 
     @property
@@ -83,11 +85,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Parts together. Raises InvalidField for what is no text."""
         if not isinstance(self.content, list):
             return self.content or ""
-        for part in self.content:
-            if part.type != "text":
-                problem = f"{part.type[:64]!r} is not served here; parts are of type 'text'"
-                raise InvalidField("messages.content.type", problem)
-        return "".join(part.text for part in self.content)
+        return "".join(map(_text_of, self.content))
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    """Its type is looked at first: what else a picture has would be named as a misspelt field."""
+    if (kind := part.get("type", "text")) != "text":
+        problem = f"{str(kind)[:64]!r} is not served here; parts are of type 'text'"
+        raise InvalidField("messages.content.type", problem)
+    try:
+        return msgspec.convert(part, _TextPart).text
+    except msgspec.ValidationError as error:
+        raise InvalidField("messages.content", str(error).replace("`", "'")) from error
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -139,22 +148,31 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         raise InvalidField("body", f"is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
+    # A null is a field that is not set, whatever its name: clients write out all that they know.
     fields: dict[str, Any] = {
-        name: value
+        name: _without_nulls(value) if name in _NESTED else value
         for name, value in given.items()  # pyright: ignore[reportUnknownVariableType]
-        if name not in _WITHOUT_MEANING
+        if value is not None and name not in _WITHOUT_MEANING
     }
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not is_lenient:
         raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
     for name in unknown:
         del fields[name]
-    # A null is a field that is not set.
-    fields = {name: value for name, value in fields.items() if value is not None}
     try:
         return msgspec.convert(fields, kind), unknown
     except msgspec.ValidationError as error:
         raise _problem_of(error) from error
+
+
+def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - what JSON holds
+    """The same without fields that are null, so deep."""
+    if isinstance(value, list) and depth:
+        return [_without_nulls(each, depth - 1) for each in cast(list[Any], value)]
+    if isinstance(value, dict) and depth:
+        fields = cast(dict[str, Any], value).items()
+        return {name: _without_nulls(each, depth - 1) for name, each in fields if each is not None}
+    return cast(Any, value)
 
 
 def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:
