@@ -49,10 +49,16 @@ def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> Ge
         raise Unsupported(f"response_format: {form!r} is not served; answers are text")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs", "needs logprobs: true")
-    if body.max_completion_tokens is not None:
-        body = msgspec.structs.replace(body, max_tokens=body.max_completion_tokens)
+    most, asked = limits.max_logprobs, body.top_logprobs or 0
+    if not 0 <= asked <= most:
+        raise InvalidField("top_logprobs", f"{asked} is out of range; it must be 0 to {most}")
+    if (max_tokens := body.max_completion_tokens) is not None:
+        if max_tokens < 1:
+            problem = f"{max_tokens} is out of range; it must be at least 1"
+            raise InvalidField("max_completion_tokens", problem)
+        body = msgspec.structs.replace(body, max_tokens=max_tokens)
     sampling = _sampling(body, limits, defaults, usual_max_tokens=limits.max_model_len)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = asked if body.logprobs else None
     sampling = msgspec.structs.replace(sampling, logprobs=logprobs)
     call = _call(body, messages_of(body.messages), sampling, 0)
     return msgspec.structs.replace(call, chat=chat_options(body))

@@ -30,7 +30,8 @@ from tests.specserve.api.scripted_target import ScriptedTarget, ready
 CORPUS = ["the quick brown fox jumps over the lazy dog. STOP here, and go on.\n"] * 20
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if messages[0].content == 'refuse' %}{{ raise_exception('not this') }}{% endif %}"
+    "{% if messages[0].content == 'refuse' %}"
+    "{{ raise_exception('not this: ' ~ messages[0].content) }}{% endif %}"
     "assistant:"
 )
 

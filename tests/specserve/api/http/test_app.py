@@ -40,6 +40,7 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
+        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages.role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [400]}, "tokens"),
         ("/detokenize", {}, "tokens"),

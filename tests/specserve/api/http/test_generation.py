@@ -223,9 +223,11 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
     ("more", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "chat.role"),
-        ({"messages": [{"role": "user", "content": "refuse"}]}, "chat"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.role"),
+        ({"messages": [{"role": "user", "content": "refuse"}]}, "messages"),
         ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": CHAT, "tools": []}, "tools"),
         ({"messages": CHAT, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
@@ -233,6 +235,12 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
 def test_a_chat_that_cannot_be_is_refused(ask, more, param):
     answer = ask("POST", "/v1/chat/completions", more)
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
+    assert answer.body["error"]["message"].startswith(f"{param}: ")
+
+
+def test_another_model_is_a_wrong_field(ask):
+    answer = ask("POST", "/v1/completions", {"prompt": "fox", "model": "gpt-4"})
+    assert (answer.status, answer.body["error"]["param"]) == (404, "model")
 
 
 def test_clients_know_our_refusals_as_their_own(client):
