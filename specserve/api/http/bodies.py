@@ -14,6 +14,17 @@ from specserve.errors import InvalidField
 
 # Sent by clients as a matter of course, and without a meaning here.
 _WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+# Values that say what happens anyway, of fields that are not served; clients write them out.
+_AS_IT_IS: dict[str, Any] = {
+    "best_of": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "tool_choice": "none",
+    "modalities": ["text"],
+}
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
 _DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
 _LEAST_QUOTES = 2  # of a message that names a field in quotes
@@ -148,11 +159,10 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         raise InvalidField("body", f"is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
-    # A null is a field that is not set, whatever its name: clients write out all that they know.
     fields: dict[str, Any] = {
         name: _without_nulls(value) if name in _NESTED else value
-        for name, value in given.items()  # pyright: ignore[reportUnknownVariableType]
-        if value is not None and name not in _WITHOUT_MEANING
+        for name, value in cast(dict[str, Any], given).items()
+        if _says_something(name, value)
     }
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not is_lenient:
@@ -163,6 +173,13 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         return msgspec.convert(fields, kind), unknown
     except msgspec.ValidationError as error:
         raise _problem_of(error) from error
+
+
+def _says_something(name: str, value: Any) -> bool:  # noqa: ANN401 - what JSON holds
+    """A null is a field that is not set, whatever its name: clients write out all they know."""
+    if value is None or name in _WITHOUT_MEANING:
+        return False
+    return name not in _AS_IT_IS or value != _AS_IT_IS[name]
 
 
 def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - what JSON holds

@@ -68,3 +68,15 @@ def test_depth_is_no_defect(depth: int):
 def test_an_unknown_null_is_no_reason_for_a_warning():
     body, unknown = read_body(b'{"prompt": "a", "best_of": null}', CompletionBody, is_lenient=True)
     assert (body.prompt, unknown) == ("a", [])
+
+
+def test_a_field_that_is_not_served_may_say_what_happens_anyway():
+    same = {"best_of": 1, "skip_special_tokens": True, "length_penalty": 1.0, "prompt": "a"}
+    _, unknown = read_body(json.dumps(same).encode(), CompletionBody, is_lenient=True)
+    assert unknown == []
+    assert chat_of(messages=[USER], tool_choice="none", modalities=["text"]).messages
+    for other in ({"best_of": 2}, {"skip_special_tokens": False}, {"length_penalty": "1"}):
+        with pytest.raises(InvalidField, match="is not served by this path"):
+            read_body(
+                json.dumps({"prompt": "a"} | other).encode(), CompletionBody, is_lenient=False
+            )
