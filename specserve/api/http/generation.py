@@ -65,7 +65,8 @@ class GenerationEndpoint(ABC, Generic[Body]):
         try:
             body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
             if ignored:
-                reply = Reply(send, {WARNING: f"ignored: {', '.join(ignored)[:512]}"})
+                names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more
+                reply = Reply(send, {WARNING: f"ignored: {names[:512]}"})
             await self._serve(body, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))

@@ -51,6 +51,14 @@ def test_what_cannot_be_is_refused_by_name(ask, path, body, param):
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(("path", "field"), [("/tokenize", "prompt"), ("/detokenize", "tokens")])
+def test_another_models_tokens_are_not_known_here(ask, path, field):
+    body = {field: "a" if field == "prompt" else [1]}
+    assert ask("POST", path, body | {"model": "scripted"}).status == 200
+    answer = ask("POST", path, body | {"model": "gpt-4"})
+    assert (answer.status, answer.body["error"]["param"]) == (404, "model")
+
+
 def test_probes_say_how_it_is(ask):
     assert ask("GET", "/livez").body == {"status": "live"}
     for path in ("/health", "/readyz"):

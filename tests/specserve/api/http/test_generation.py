@@ -261,6 +261,12 @@ def test_a_lenient_service_leaves_out_what_it_does_not_know(make_rig):
     answer = send(rig.url, "POST", "/v1/completions", body)
     assert answer.status == 200
     assert answer.headers["x-specserve-warning"] == "ignored: best_of, temprature"
+    body = {"prompt": "fox", "max_tokens": 2, "日": 1, "a\r\nx-other: b": 1}
+    for more in ({}, {"stream": True}):
+        answer = send(rig.url, "POST", "/v1/completions", body | more)
+        assert answer.status == 200
+        assert answer.headers["x-specserve-warning"] == r"ignored: a\r\nx-other: b, \u65e5"
+        assert "x-other" not in answer.headers
 
 
 def test_a_full_service_says_when_to_come_back(make_rig):
