@@ -25,7 +25,7 @@ from specserve.settings.config import (
     TelemetryConfig,
 )
 from specserve.types import Request
-from tests.specserve.api.scripted_target import ScriptedTarget, ready
+from tests.specserve.api.scripted_target import STATS, ScriptedTarget, ready
 
 CORPUS = ["the quick brown fox jumps over the lazy dog. STOP here, and go on.\n"] * 20
 TEMPLATE = (
@@ -95,6 +95,7 @@ class Rig:
     def reset(self) -> None:
         self.script(self.text)
         self.target.script, self.target.per_round, self.target.round_s = self._recite, 1, 0.001
+        self.target.stats = STATS
         self.target.messages.clear()
         self.target.is_idle = False
 
