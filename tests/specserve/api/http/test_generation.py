@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
@@ -183,6 +184,17 @@ def test_an_echo_begins_with_the_prompt(ask, rig, streams):
 def test_every_request_has_a_draw_of_its_own_prompt_by_prompt(ask, rig):
     ask("POST", "/v1/completions", {"prompt": ["a", "b"], "seed": 5, "request_id": "me"})
     assert {request.seed for request in requests_of(rig)[-2:]} == {5, 6}
+
+
+def test_where_one_prompt_is_refused_the_others_are_ended(ask, rig):
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.01
+    body = {"prompt": ["fox", "fox " * 600], "max_tokens": 400}
+    began_s = time.monotonic()
+    answer = ask("POST", "/v1/completions", body)
+    assert (answer.status, answer.body["error"]["param"]) == (400, "prompt")
+    assert time.monotonic() - began_s < 2
+    rig.until(lambda: rig.target.num_live == 0, timeout_s=1)
 
 
 # --- refusals -----------------------------------------------------------------------------------
