@@ -138,13 +138,18 @@ class Gathered:
     def add_delta(self, call: int, delta: TokenDelta) -> None:
         self.samples[self.index(call, delta.sample_index)].add(delta)
         self._num_generated += len(delta.token_ids)
+        if delta.end is not None:
+            self._end(call, delta.end)
 
     def finish(self, call: int, finished: Finished) -> None:
         self.finished[call] = finished
         for end in finished.samples:
-            if end.stop_token_id in self._eos_token_ids:
-                end = msgspec.structs.replace(end, stop_token_id=None)
-            self.samples[self.index(call, end.sample_index)].end = end
+            self._end(call, end)
+
+    def _end(self, call: int, end: SampleEnd) -> None:
+        if end.stop_token_id in self._eos_token_ids:
+            end = msgspec.structs.replace(end, stop_token_id=None)
+        self.samples[self.index(call, end.sample_index)].end = end
 
     @property
     def usage(self) -> Json:

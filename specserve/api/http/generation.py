@@ -129,6 +129,7 @@ class _Chunks:
         self._options, self._prompt_ids = options, asked.prompt_ids
         self._num_samples = asked.calls[0].sampling.n
         self._opened: set[int] = set()
+        self._closed: set[int] = set()
 
     def of(self, call: int, event: PromptInfo | TokenDelta | Finished) -> list[Json]:
         match event:
@@ -139,14 +140,12 @@ class _Chunks:
                 index = self._gathered.index(call, event.sample_index)
                 opening = self._open(index)
                 self._gathered.add_delta(call, event)
-                return [*opening, self._chunk(self._form.piece(self._gathered, index, event))]
+                piece = self._chunk(self._form.piece(self._gathered, index, event))
+                return [*opening, piece, *(self._close(index) if event.end else [])]
             case Finished():
                 self._gathered.finish(call, event)
                 indices = [self._gathered.index(call, n) for n in range(self._num_samples)]
-                opened = [chunk for index in indices for chunk in self._open(index)]
-                return opened + [
-                    self._chunk(self._form.closing(self._gathered, index)) for index in indices
-                ]
+                return [chunk for n in indices for chunk in (*self._open(n), *self._close(n))]
 
     def last(self, gamma: int) -> list[Json]:
         """Usage and metrics, of a stream that is to have them."""
@@ -168,6 +167,13 @@ class _Chunks:
             place = chunk if self._form.is_of_one_prompt else opening
             place["prompt_token_ids"] = self._prompt_ids[self._gathered.call_of(index)]
         return [chunk]
+
+    def _close(self, index: int) -> list[Json]:
+        """Once a choice, when it has ended, though others go on."""
+        if index in self._closed:
+            return []
+        self._closed.add(index)
+        return [self._chunk(self._form.closing(self._gathered, index))]
 
     def _chunk(self, choice: Json) -> Json:
         chunk = self._head([choice], is_chunk=True)

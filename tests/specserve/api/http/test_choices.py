@@ -87,3 +87,20 @@ def test_what_speculation_did_is_told_of_one_sample_alone(ask, rig, path, stream
         assert ("metrics" in last) is is_told
         if is_told:
             assert last["metrics"]["speculative_decoding"]["num_spec_steps"] == 2
+
+
+@BOTH
+@pytest.mark.parametrize("stop", ["STOP", "never comes"])
+def test_a_choice_that_has_ended_says_so_while_others_go_on(ask, rig, path, stop):
+    """Ended by the API process at a stop string, or by the target."""
+    long = rig.encode("the lazy dog " * 20)
+    rig.target.script = lambda request, index: long if index else rig.script_ids
+    chunks = chunks_of(ask, path, n=2, max_tokens=100, stop=stop)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    ends = {each["index"]: n for n, each in enumerate(choices) if each["finish_reason"]}
+    places = {
+        index: [n for n, each in enumerate(choices) if each["index"] == index] for index in ends
+    }
+    assert {index: found[-1] for index, found in places.items()} == ends  # once, and last
+    assert sum(n > ends[0] for n in places[1]) > 10
+    assert choices[ends[0]]["stop_reason"] == ("STOP" if stop == "STOP" else None)
