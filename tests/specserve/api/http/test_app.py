@@ -8,6 +8,7 @@ from openai import NotFoundError
 from specserve import __version__
 from specserve.api.http.server import HttpServer
 from specserve.errors import Unsupported
+from specserve.types import Load
 from tests.specserve.api.http.conftest import send
 
 
@@ -68,6 +69,15 @@ def test_probes_say_how_it_is(ask):
     assert info["model"]["model"] == "scripted"
     assert info["load"]["num_running"] == 0
     json.dumps(info)
+
+
+def test_a_draft_process_that_is_away_costs_no_requests(make_rig):
+    rig = make_rig()
+    rig.target.load = Load(num_draft_processes=2, num_drafts_attached=1)
+    rig.until(lambda: rig.service.hub.load.num_draft_processes == 2)
+    for path in ("/health", "/readyz"):
+        answer = send(rig.url, "GET", path)
+        assert (answer.status, answer.body) == (200, {"status": "degraded"})
 
 
 def test_a_draining_service_lives_and_is_not_ready(make_rig):
