@@ -19,6 +19,15 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Logprobs] = []  # of consecutive tokens, from the second on
 
 
+class SampleEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one sample ended, and on what."""
+
+    sample_index: int
+    finish_reason: FinishReason
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one round added to one sample; `text` may trail `token_ids`."""
 
@@ -28,15 +37,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     origins: list[TokenOrigin]
     cache_hit: bool | None = None
     logprobs: list[Logprobs] | None = None
-
-
-class SampleEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one sample ended, and on what."""
-
-    sample_index: int
-    finish_reason: FinishReason
-    stop_string: str | None = None
-    stop_token_id: int | None = None
+    end: SampleEnd | None = None  # of the last one; not on gRPC's wire, where `Finished` has it
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,7 +61,8 @@ class Metrics:
         )
         self._failed = Counter(
             f"{PREFIX}request_failure",
-            "Requests that ended otherwise, by gRPC status; CANCELLED: the client has left.",
+            "Requests that ended otherwise, by gRPC status; CANCELLED: the client has left, "
+            "or another prompt of its body failed.",
             [MODEL, "code"],
             registry=registry,
         )

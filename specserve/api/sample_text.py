@@ -40,6 +40,7 @@ class SampleText:
             origins=delta.origins if whole else delta.origins[:num_kept],
             cache_hit=delta.cache_hit,
             logprobs=logprobs if whole or logprobs is None else logprobs[:num_kept],
+            end=self.end,
         )
 
     def _read(self, delta: SampleDelta) -> tuple[int, str]:

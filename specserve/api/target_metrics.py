@@ -67,7 +67,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
 }
 _COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "prompt_tokens": (
-        "Prompt tokens of requests that were begun, those of the prefix cache included.",
+        "Prompt tokens that were computed, anew after a preemption, or found in the prefix cache.",
         lambda load: load.num_prompt_tokens + load.num_cached_tokens,
     ),
     "generation_tokens": ("Tokens that were made.", lambda load: load.num_generated_tokens),

@@ -27,6 +27,7 @@ _NUM_THREADS = 2
 _MAX_MESSAGES = 4096
 _MAX_PROBLEM_CHARS = 200
 
+_MARK = "\ue000continued from here\ue000"  # behind a message; such characters mean nothing
 _AS_USUAL = ChatOptions()
 _RESERVED = frozenset({"messages", "add_generation_prompt"})
 
@@ -90,9 +91,13 @@ class TextTokenizer:
         whole = self.detokenizer()
         return whole.push(token_ids) + whole.flush()
 
+    def shown(self, token_id: int) -> bytes:
+        """What a token stands for; of a special token its name."""
+        return self._token_bytes.shown(token_id)
+
     def with_bytes(self, logprobs: Sequence[Logprobs]) -> list[Logprobs]:
         """The same positions, with what their tokens stand for."""
-        shown = self._token_bytes.shown
+        shown = self.shown
         return [
             msgspec.structs.replace(
                 position,
@@ -136,6 +141,8 @@ class TextTokenizer:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         if reserved := sorted(_RESERVED & options.variables.keys()):
             raise InvalidField("chat_template_kwargs", f"{reserved[0]!r} is not for clients to set")
+        if options.continues_last:
+            turns[-1]["content"] = turns[-1]["content"].rstrip() + _MARK
         try:
             text = self._chat(turns, options)
         except TemplateError as error:
@@ -146,21 +153,20 @@ class TextTokenizer:
             problem = f"chat: the model's chat template fails: {name}: {_one_line(error)}"
             raise Unsupported(problem) from error
         if options.continues_last:
-            text = _until_end_of(turns[-1]["content"], text)
+            text = _until_mark(text)
         return self._encode(text, add_special_tokens=False)
 
 
-def _until_end_of(content: str, text: str) -> str:
+def _until_mark(text: str) -> str:
     """A conversation without what the template writes behind its last message.
 
-    Templates may strip a message's own spaces, which then are no part of it.
+    Looking for the message itself would find it in that, too: "end" is in "<|im_end|>".
     """
-    content = content.rstrip()
-    place = text.rfind(content)
-    if not content or place < 0:
+    before, found, _ = text.rpartition(_MARK)
+    if not found:
         problem = "the chat template does not write the last message as it is"
         raise InvalidField("continue_final_message", problem)
-    return text[: place + len(content)]
+    return before
 
 
 def _chat_template(model: Path) -> Render | None:

@@ -28,6 +28,7 @@ _PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.
 _PATH = "/v1/traces"  # of a collector, where the address names none
 _TIMEOUT_S = 2.0  # of one attempt to send, which a stop waits for at most
 _SPAN = "llm_request"
+_QUOTING = (InvalidField.code, Unsupported.code)  # their texts begin with a field
 _FIELDS = {  # of sampling parameters
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
@@ -102,7 +103,7 @@ class Tracer:
             start_time=end_ns - int(served.total_s * 1e9),
         )
         if isinstance(served.outcome, SpecserveError):
-            span.set_status(Status(StatusCode.ERROR, str(served.outcome)))
+            span.set_status(Status(StatusCode.ERROR, _status_of(served.outcome)))
         span.end(end_ns)
 
     def close(self) -> None:
@@ -122,6 +123,16 @@ def _parent(trace: TraceContext) -> "Context":
 
     carrier = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
     return TraceContextTextMapPropagator().extract(carrier, Context())
+
+
+def _status_of(error: SpecserveError) -> str:
+    """What failed, in no client's words.
+
+    Of a request that is refused, its field alone: what is said of that may quote the prompt, by a
+    chat template's own error for instance.
+    """
+    text = str(error)
+    return text.partition(":")[0] if error.code in _QUOTING else text
 
 
 def _attributes(served: Served, model: str) -> "Iterator[tuple[str, AttributeValue]]":

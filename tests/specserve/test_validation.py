@@ -60,6 +60,8 @@ BAD = [
     ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ("seed", -1),
     ("seed", 2**64),
+    ("priority", 2**31),
+    ("priority", -(2**31) - 1),
     ("request_id", ""),
     ("request_id", "x" * 257),
     ("request_id", "mine\nERROR forged"),
@@ -134,6 +136,8 @@ EDGES = [
     {"n": 8, "logprobs": 20, "prompt_logprobs": 0},
     {"logit_bias": {0: -100.0, 99: 100.0}},
     {"seed": 2**64 - 1},
+    {"priority": 2**31 - 1},
+    {"priority": -(2**31)},
     {"min_tokens_per_s": 1e6},
     {"min_tokens_per_s": 1e-9},
 ]

@@ -81,30 +81,6 @@ def chat_logprobs(positions: Sequence[Logprobs]) -> Json:
     }
 
 
-def completion_logprobs(positions: Sequence[Logprobs | None], offset: int) -> Json:
-    """`logprobs` of a completion's choice, whose text begins at character `offset`.
-
-    None: of a prompt's first token, which has none.
-    """
-    tokens = ["" if each is None else _shown(each.token_bytes) for each in positions]
-    offsets: list[int] = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    return {
-        "tokens": tokens,
-        "token_logprobs": [None if each is None else each.logprob for each in positions],
-        "top_logprobs": [None if each is None else _top(each) for each in positions],
-        "text_offset": offsets,
-    }
-
-
-def _top(position: Logprobs) -> Json:
-    """The likeliest tokens, and the one that came."""
-    top = dict(zip(map(_shown, position.top_bytes), position.top_logprobs, strict=True))
-    return {_shown(position.token_bytes): position.logprob, **top}
-
-
 # --- one sample ------------------------------------------------------------------------------
 
 
@@ -162,13 +138,18 @@ class Gathered:
     def add_delta(self, call: int, delta: TokenDelta) -> None:
         self.samples[self.index(call, delta.sample_index)].add(delta)
         self._num_generated += len(delta.token_ids)
+        if delta.end is not None:
+            self._end(call, delta.end)
 
     def finish(self, call: int, finished: Finished) -> None:
         self.finished[call] = finished
         for end in finished.samples:
-            if end.stop_token_id in self._eos_token_ids:
-                end = msgspec.structs.replace(end, stop_token_id=None)
-            self.samples[self.index(call, end.sample_index)].end = end
+            self._end(call, end)
+
+    def _end(self, call: int, end: SampleEnd) -> None:
+        if end.stop_token_id in self._eos_token_ids:
+            end = msgspec.structs.replace(end, stop_token_id=None)
+        self.samples[self.index(call, end.sample_index)].end = end
 
     @property
     def usage(self) -> Json:

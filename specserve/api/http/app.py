@@ -64,10 +64,13 @@ class _Paths:
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        name, served = request.path_params["name"], self._service.ready.model
-        if name != served:
-            raise NotFound(f"model: {name[:64]!r} is not served here; {served!r} is")
+        self._require(request.path_params["name"])
         return _json(self._model())
+
+    def _require(self, name: str | None) -> None:
+        """Raises NotFound unless this model is served; None is any."""
+        if name not in (None, served := self._service.ready.model):
+            raise NotFound(f"model: {name[:64]!r} is not served here; {served!r} is")
 
     def _model(self) -> dict[str, Any]:
         ready = self._service.ready
@@ -82,6 +85,7 @@ class _Paths:
     async def tokenize(self, request: Request) -> Response:
         content = await self._content(request)
         body, _ = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
+        self._require(body.model)
         tokenizer = self._service.tokenizer
         if (body.prompt is None) == (body.messages is None):
             raise InvalidField("prompt", "send one of prompt, messages")
@@ -101,6 +105,7 @@ class _Paths:
     async def detokenize(self, request: Request) -> Response:
         content = await self._content(request)
         body, _ = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
+        self._require(body.model)
         size = self._service.ready.vocab_size
         for token_id in body.tokens:
             if not 0 <= token_id < size:

@@ -6,7 +6,7 @@ unset: what the model's own generation config says, or neutral values.
 """
 
 import difflib
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +14,19 @@ from specserve.errors import InvalidField
 
 # Sent by clients as a matter of course, and without a meaning here.
 _WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+# Values that say what happens anyway, of fields that are not served; clients write them out.
+_AS_IT_IS: dict[str, Any] = {
+    "best_of": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "tool_choice": "none",
+    "modalities": ["text"],
+}
+_NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
+_DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
 _LEAST_QUOTES = 2  # of a message that names a field in quotes
 
 Stop = str | list[str]
@@ -64,7 +77,7 @@ class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     echo: bool = False
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a message's content."""
 
     text: str
@@ -75,7 +88,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One turn. `name` is accepted and has no meaning."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[dict[str, Any]] | None = None
     name: str | None = None
 
     @property
@@ -83,11 +96,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Parts together. Raises InvalidField for what is no text."""
         if not isinstance(self.content, list):
             return self.content or ""
-        for part in self.content:
-            if part.type != "text":
-                problem = f"{part.type[:64]!r} is not served here; parts are of type 'text'"
-                raise InvalidField("messages.content.type", problem)
-        return "".join(part.text for part in self.content)
+        return "".join(map(_text_of, self.content))
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    """Its type is looked at first: what else a picture has would be named as a misspelt field."""
+    if (kind := part.get("type", "text")) != "text":
+        problem = f"{str(kind)[:64]!r} is not served here; parts are of type 'text'"
+        raise InvalidField("messages.content.type", problem)
+    try:
+        return msgspec.convert(part, _TextPart).text
+    except msgspec.ValidationError as error:
+        raise InvalidField("messages.content", str(error).replace("`", "'")) from error
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -140,21 +160,36 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
     fields: dict[str, Any] = {
-        name: value
-        for name, value in given.items()  # pyright: ignore[reportUnknownVariableType]
-        if name not in _WITHOUT_MEANING
+        name: _without_nulls(value) if name in _NESTED else value
+        for name, value in cast(dict[str, Any], given).items()
+        if _says_something(name, value)
     }
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not is_lenient:
         raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
     for name in unknown:
         del fields[name]
-    # A null is a field that is not set.
-    fields = {name: value for name, value in fields.items() if value is not None}
     try:
         return msgspec.convert(fields, kind), unknown
     except msgspec.ValidationError as error:
         raise _problem_of(error) from error
+
+
+def _says_something(name: str, value: Any) -> bool:  # noqa: ANN401 - what JSON holds
+    """A null is a field that is not set, whatever its name: clients write out all they know."""
+    if value is None or name in _WITHOUT_MEANING:
+        return False
+    return name not in _AS_IT_IS or value != _AS_IT_IS[name]
+
+
+def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - what JSON holds
+    """The same without fields that are null, so deep."""
+    if isinstance(value, list) and depth:
+        return [_without_nulls(each, depth - 1) for each in cast(list[Any], value)]
+    if isinstance(value, dict) and depth:
+        fields = cast(dict[str, Any], value).items()
+        return {name: _without_nulls(each, depth - 1) for name, each in fields if each is not None}
+    return cast(Any, value)
 
 
 def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:

@@ -4,18 +4,13 @@
 Each as a whole, and as the chunks of a stream: what opens a choice, every piece of it, its ending.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from specserve.api.detokenizer import Detokenizer
 from specserve.api.events import TokenDelta
-from specserve.api.http.answers import (
-    Gathered,
-    Json,
-    Sample,
-    chat_logprobs,
-    completion_logprobs,
-    ending_of,
-)
+from specserve.api.http.answers import Gathered, Json, Sample, chat_logprobs, ending_of
+from specserve.api.http.completion_logprobs import Echo, TextOffsets, completion_logprobs
 from specserve.types import Logprobs
 
 
@@ -24,6 +19,7 @@ class Form(Protocol):
 
     kind: str  # `object` of the answer
     prefix: str  # of its id
+    is_of_one_prompt: bool  # what is told of it stands beside the choices, else in each
 
     def whole(self, gathered: Gathered, index: int) -> Json: ...
 
@@ -41,31 +37,34 @@ class Form(Protocol):
 class CompletionForm:
     """Of /v1/completions."""
 
-    kind, prefix = "text_completion", "cmpl"
+    kind, prefix, is_of_one_prompt = "text_completion", "cmpl", False
 
     def __init__(
         self,
         *,
         num_samples: int,
+        detokenizer: Callable[[], Detokenizer],
         has_logprobs: bool,
         return_token_ids: bool,
-        echoed: Sequence[str] = (),
+        echoed: Sequence[Echo] = (),
     ) -> None:
         """`num_samples` of each prompt; `echoed`: all prompts, if the answer repeats them."""
         self._num_samples = num_samples
+        self._detokenizer = detokenizer
         self._has_logprobs = has_logprobs
         self._return_token_ids = return_token_ids
         self._echoed = echoed
+        self._offsets: dict[int, TextOffsets] = {}  # of tokens to come, by choice
 
     def whole(self, gathered: Gathered, index: int) -> Json:
         sample = gathered.samples[index]
-        positions: list[Logprobs | None] = list(sample.logprobs)
-        if self._echoed:
-            positions = [*self._prompt_positions(gathered, index), *positions]
+        logprobs = self._logprobs(index, sample.logprobs)
+        if logprobs and (of_prompt := self._prompt_logprobs(gathered, index)):
+            logprobs = {name: [*of_prompt[name], *logprobs[name]] for name in logprobs}
         choice = {
             "index": index,
-            "text": self._echo(index) + sample.text,
-            "logprobs": completion_logprobs(positions, 0) if self._has_logprobs else None,
+            "text": self._echo(index).text + sample.text,
+            "logprobs": logprobs,
             **ending_of(sample.end),
         }
         if self._return_token_ids:
@@ -75,16 +74,12 @@ class CompletionForm:
     def opening(self, gathered: Gathered, index: int) -> Json | None:
         if not self._echoed and not self._return_token_ids:
             return None
-        positions = self._prompt_positions(gathered, index) if self._echoed else []
-        logprobs = completion_logprobs(positions, 0) if self._has_logprobs else None
-        text = self._echo(index)
+        logprobs = self._prompt_logprobs(gathered, index)
+        text = self._echo(index).text
         return {"index": index, "text": text, "logprobs": logprobs, **ending_of(None)}
 
     def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
-        sample, logprobs = gathered.samples[index], None
-        if self._has_logprobs:
-            offset = len(self._echo(index)) + len(sample.text) - len(delta.text)
-            logprobs = completion_logprobs(delta.logprobs or [], offset)
+        logprobs = self._logprobs(index, delta.logprobs or [])
         choice = {"index": index, "text": delta.text, "logprobs": logprobs, **ending_of(None)}
         if self._return_token_ids:
             choice["token_ids"] = delta.token_ids
@@ -94,19 +89,31 @@ class CompletionForm:
         end = gathered.samples[index].end
         return {"index": index, "text": "", "logprobs": None, **ending_of(end)}
 
-    def _echo(self, index: int) -> str:
-        """The prompt of a choice, if it is repeated."""
-        return self._echoed[index // self._num_samples] if self._echoed else ""
+    def _logprobs(self, index: int, positions: Sequence[Logprobs]) -> Json | None:
+        """Of the next tokens of a choice."""
+        if not self._has_logprobs:
+            return None
+        if index not in self._offsets:
+            before = len(self._echo(index).text)
+            self._offsets[index] = TextOffsets(self._detokenizer(), before)
+        return completion_logprobs(positions, self._offsets[index].of(positions))
 
-    def _prompt_positions(self, gathered: Gathered, index: int) -> list[Logprobs | None]:
-        """The first token of a prompt has no probability."""
-        return [None, *gathered.prompt_logprobs[index // self._num_samples]]
+    def _prompt_logprobs(self, gathered: Gathered, index: int) -> Json | None:
+        """Of the prompt of a choice, if it is repeated."""
+        if not self._has_logprobs or not self._echoed:
+            return None
+        echo, positions = self._echo(index), gathered.prompt_logprobs[gathered.call_of(index)]
+        return completion_logprobs(positions, echo.offsets, echo.first_token)
+
+    def _echo(self, index: int) -> Echo:
+        """The prompt of a choice, if it is repeated."""
+        return self._echoed[index // self._num_samples] if self._echoed else Echo("")
 
 
 class ChatForm:
     """Of /v1/chat/completions."""
 
-    kind, prefix = "chat.completion", "chatcmpl"
+    kind, prefix, is_of_one_prompt = "chat.completion", "chatcmpl", True
 
     def __init__(self, *, has_logprobs: bool, return_token_ids: bool) -> None:
         self._has_logprobs = has_logprobs

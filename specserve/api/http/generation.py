@@ -19,6 +19,7 @@ from specserve.api.http.bodies import (
     StreamOptions,
     read_body,
 )
+from specserve.api.http.completion_logprobs import Echo, echo_of, prompt_logprobs
 from specserve.api.http.connection import Gone, Reply, TooLarge, read_content, unless_gone
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
 from specserve.api.http.merged import merged
@@ -36,6 +37,7 @@ class Asked(NamedTuple):
     calls: list[GenerateCall]
     form: Form
     prompt_ids: list[list[int]]  # if the answer has them
+    has_prompt_logprobs: bool  # the answer
 
 
 class GenerationEndpoint(ABC, Generic[Body]):
@@ -63,7 +65,8 @@ class GenerationEndpoint(ABC, Generic[Body]):
         try:
             body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
             if ignored:
-                reply = Reply(send, {WARNING: f"ignored: {', '.join(ignored)[:512]}"})
+                names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more
+                reply = Reply(send, {WARNING: f"ignored: {names[:512]}"})
             await self._serve(body, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))
@@ -100,10 +103,10 @@ class GenerationEndpoint(ABC, Generic[Body]):
                     case Finished():
                         gathered.finish(call, event)
         choices = [asked.form.whole(gathered, index) for index in range(len(gathered.samples))]
-        if asked.prompt_ids:
-            for index, choice in enumerate(choices):
-                choice["prompt_token_ids"] = asked.prompt_ids[gathered.call_of(index)]
         answer = head(choices) | {"usage": gathered.usage}
+        for index, choice in enumerate(choices):
+            place = answer if asked.form.is_of_one_prompt else choice
+            place.update(_told_of_prompt(asked, gathered, gathered.call_of(index)))
         await reply.json(answer | gathered.metrics(self.service.ready.gamma))
 
     async def _stream(self, asked: Asked, chunks: "_Chunks", reply: Reply) -> None:
@@ -126,6 +129,7 @@ class _Chunks:
         self._options, self._prompt_ids = options, asked.prompt_ids
         self._num_samples = asked.calls[0].sampling.n
         self._opened: set[int] = set()
+        self._closed: set[int] = set()
 
     def of(self, call: int, event: PromptInfo | TokenDelta | Finished) -> list[Json]:
         match event:
@@ -136,14 +140,12 @@ class _Chunks:
                 index = self._gathered.index(call, event.sample_index)
                 opening = self._open(index)
                 self._gathered.add_delta(call, event)
-                return [*opening, self._chunk(self._form.piece(self._gathered, index, event))]
+                piece = self._chunk(self._form.piece(self._gathered, index, event))
+                return [*opening, piece, *(self._close(index) if event.end else [])]
             case Finished():
                 self._gathered.finish(call, event)
                 indices = [self._gathered.index(call, n) for n in range(self._num_samples)]
-                opened = [chunk for index in indices for chunk in self._open(index)]
-                return opened + [
-                    self._chunk(self._form.closing(self._gathered, index)) for index in indices
-                ]
+                return [chunk for n in indices for chunk in (*self._open(n), *self._close(n))]
 
     def last(self, gamma: int) -> list[Json]:
         """Usage and metrics, of a stream that is to have them."""
@@ -160,9 +162,18 @@ class _Chunks:
         opening = self._form.opening(self._gathered, index)
         if opening is None:
             return []
+        chunk = self._chunk(opening)
         if self._prompt_ids:
-            opening["prompt_token_ids"] = self._prompt_ids[self._gathered.call_of(index)]
-        return [self._chunk(opening)]
+            place = chunk if self._form.is_of_one_prompt else opening
+            place["prompt_token_ids"] = self._prompt_ids[self._gathered.call_of(index)]
+        return [chunk]
+
+    def _close(self, index: int) -> list[Json]:
+        """Once a choice, when it has ended, though others go on."""
+        if index in self._closed:
+            return []
+        self._closed.add(index)
+        return [self._chunk(self._form.closing(self._gathered, index))]
 
     def _chunk(self, choice: Json) -> Json:
         chunk = self._head([choice], is_chunk=True)
@@ -181,17 +192,24 @@ class Completions(GenerationEndpoint[CompletionBody]):
     async def asked(self, body: CompletionBody) -> Asked:
         service = self.service
         calls = calls_of_completion(body, service.limits, service.sampling_defaults)
+        has_logprobs = body.logprobs is not None
+        echoed = [Echo(_text_of(service, call)) for call in calls] if body.echo else []
         prompt_ids: list[list[int]] = []
-        if body.return_token_ids:
+        if body.return_token_ids or (has_logprobs and echoed):
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
+        if has_logprobs:
+            pairs = zip(echoed, prompt_ids, strict=False)  # without an echo there are none
+            echoed = [echo_of(echo.text, ids, service.tokenizer) for echo, ids in pairs]
         form = CompletionForm(
             num_samples=calls[0].sampling.n,
-            has_logprobs=body.logprobs is not None,
+            detokenizer=service.tokenizer.detokenizer,
+            has_logprobs=has_logprobs,
             return_token_ids=body.return_token_ids,
-            echoed=[_text_of(service, call) for call in calls] if body.echo else (),
+            echoed=echoed,
         )
-        return Asked(calls, form, prompt_ids)
+        shown_ids = prompt_ids if body.return_token_ids else []
+        return Asked(calls, form, shown_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: CompletionBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
@@ -210,7 +228,7 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         form = ChatForm(has_logprobs=body.logprobs, return_token_ids=body.return_token_ids)
-        return Asked(calls, form, prompt_ids)
+        return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
@@ -221,6 +239,16 @@ def _within_traces(calls: Sequence[GenerateCall], scope: Scope) -> list[Generate
     headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
     trace = trace_context(headers)
     return [msgspec.structs.replace(call, trace=trace) for call in calls]
+
+
+def _told_of_prompt(asked: Asked, gathered: Gathered, call: int) -> Json:
+    """What the request wants to know of one of its prompts."""
+    told: Json = {}
+    if asked.prompt_ids:
+        told["prompt_token_ids"] = asked.prompt_ids[call]
+    if asked.has_prompt_logprobs:
+        told["prompt_logprobs"] = prompt_logprobs(gathered.prompt_logprobs[call])
+    return told
 
 
 async def _encoded(service: Service, calls: Sequence[GenerateCall]) -> list[list[int]]:

@@ -6,7 +6,7 @@ import secrets
 
 import msgspec
 
-from specserve.errors import Busy, Failed, InvalidField, SpecserveError
+from specserve.errors import Busy, Failed, InvalidField, NotFound, SpecserveError
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ _STATUSES = {
     "INTERNAL": (500, "server_error"),
 }
 _DEFECT = (500, "server_error")
+# What bodies call the fields that are named otherwise inside, where they do.
+_OF_BODIES = {"chat": "messages", "chat.role": "messages.role", "token_ids": "prompt"}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 def refusal_of(error: Exception) -> Refusal:
     """For a client. The text of a defect stays in the log, under an incident id."""
+    if isinstance(error, InvalidField) and error.field in _OF_BODIES:
+        error = InvalidField(_OF_BODIES[error.field], error.problem)
     if isinstance(error, SpecserveError) and (
         error.code != "INTERNAL" or isinstance(error, Failed)
     ):
@@ -52,7 +56,7 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(
             message=" ".join(str(error).split()),
             type=kind,
-            param=error.field if isinstance(error, InvalidField) else None,
+            param=_field_of(error),
             code=status,
             retry_after_s=Busy.RETRY_AFTER_S if isinstance(error, Busy) else None,
         )
@@ -60,6 +64,12 @@ def refusal_of(error: Exception) -> Refusal:
     log.error("incident %s", incident, exc_info=error)
     message = f"internal error; see the server's log, incident {incident}"
     return Refusal(message=message, type="server_error")
+
+
+def _field_of(error: SpecserveError) -> str | None:
+    if isinstance(error, NotFound):
+        return "model"
+    return error.field if isinstance(error, InvalidField) else None
 
 
 def too_large(limit: int) -> Refusal:

@@ -4,6 +4,7 @@
 A body of several prompts is as many calls.
 """
 
+import re
 import secrets
 from typing import Any
 
@@ -13,7 +14,7 @@ from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptio
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.errors import InvalidField, Unsupported
 from specserve.types import SamplingParams
-from specserve.validation import Limits, check_num_entries
+from specserve.validation import Limits, check_num_entries, check_token_ids
 
 MAX_PROMPTS = 256  # of one body
 _USUAL_MAX_TOKENS = 16  # of a completion; chats go on until the model ends them
@@ -22,6 +23,7 @@ _SAME = (
     "min_tokens", "n", "prompt_logprobs",
 )  # fmt: skip
 _NUM_SEEDS = 2**64
+_TOKEN_ID = re.compile("-?[0-9]{1,20}")  # one that is out of range is refused as that, later
 
 
 def calls_of_completion(
@@ -31,10 +33,13 @@ def calls_of_completion(
     sampling = _sampling(body, limits, defaults, usual_max_tokens=_USUAL_MAX_TOKENS)
     sampling = msgspec.structs.replace(sampling, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
-    return [
-        _call(body, prompt, sampling, number) for number, prompt in enumerate(_prompts(body.prompt))
-    ]
+        most = max(body.logprobs, body.prompt_logprobs or 0)
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
+    prompts = _prompts(body.prompt)
+    for prompt in prompts:
+        if not isinstance(prompt, str):  # an echo decodes it before anybody else looks at it
+            check_token_ids("prompt", prompt, limits.vocab_size)
+    return [_call(body, prompt, sampling, number) for number, prompt in enumerate(prompts)]
 
 
 def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> GenerateCall:
@@ -44,10 +49,16 @@ def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> Ge
         raise Unsupported(f"response_format: {form!r} is not served; answers are text")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs", "needs logprobs: true")
-    if body.max_completion_tokens is not None:
-        body = msgspec.structs.replace(body, max_tokens=body.max_completion_tokens)
+    most, asked = limits.max_logprobs, body.top_logprobs or 0
+    if not 0 <= asked <= most:
+        raise InvalidField("top_logprobs", f"{asked} is out of range; it must be 0 to {most}")
+    if (max_tokens := body.max_completion_tokens) is not None:
+        if max_tokens < 1:
+            problem = f"{max_tokens} is out of range; it must be at least 1"
+            raise InvalidField("max_completion_tokens", problem)
+        body = msgspec.structs.replace(body, max_tokens=max_tokens)
     sampling = _sampling(body, limits, defaults, usual_max_tokens=limits.max_model_len)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = asked if body.logprobs else None
     sampling = msgspec.structs.replace(sampling, logprobs=logprobs)
     call = _call(body, messages_of(body.messages), sampling, 0)
     return msgspec.structs.replace(call, chat=chat_options(body))
@@ -124,6 +135,8 @@ def _sampling(
     *,
     usual_max_tokens: int,
 ) -> SamplingParams:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidField("prompt_logprobs", "comes with whole answers; leave stream out")
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"
@@ -144,10 +157,10 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def _bias(bias: dict[str, float]) -> dict[int, float]:
     check_num_entries("logit_bias", bias)
-    try:
-        return {int(token_id): value for token_id, value in bias.items()}
-    except ValueError as error:
-        raise InvalidField("logit_bias", "has a key that is no token id") from error
+    for token_id in bias:
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise InvalidField("logit_bias", f"has the key {token_id[:64]!r}, which is no token id")
+    return {int(token_id): value for token_id, value in bias.items()}
 
 
 def new_id(prefix: str) -> str:

@@ -25,12 +25,13 @@ from specserve.settings.config import (
     TelemetryConfig,
 )
 from specserve.types import Request
-from tests.specserve.api.scripted_target import ScriptedTarget, ready
+from tests.specserve.api.scripted_target import STATS, ScriptedTarget, ready
 
 CORPUS = ["the quick brown fox jumps over the lazy dog. STOP here, and go on.\n"] * 20
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if messages[0].content == 'refuse' %}{{ raise_exception('not this') }}{% endif %}"
+    "{% if messages[0].content == 'refuse' %}"
+    "{{ raise_exception('not this: ' ~ messages[0].content) }}{% endif %}"
     "assistant:"
 )
 
@@ -94,6 +95,7 @@ class Rig:
     def reset(self) -> None:
         self.script(self.text)
         self.target.script, self.target.per_round, self.target.round_s = self._recite, 1, 0.001
+        self.target.stats = STATS
         self.target.messages.clear()
         self.target.is_idle = False
 

@@ -32,6 +32,8 @@ from specserve.types import (
     ToTarget,
 )
 
+STATS = RequestStats(num_prompt_tokens=3, num_cached_tokens=1, prefill_s=0.5)
+
 Script = Callable[[Request, int], Sequence[int]]
 
 
@@ -47,9 +49,13 @@ def ready(vocab_size: int, max_model_len: int = 512, eos_token_id: int = 0) -> R
 
 
 class _Row:
-    def __init__(self, request: Request, index: int, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, request: Request, index: int, token_ids: Sequence[int], eos_token_id: int
+    ) -> None:
         self.request, self.index = request, index
-        self.left = list(token_ids)
+        self.ends = {eos_token_id, *request.sampling.stop_token_ids}
+        stops = [place for place, token_id in enumerate(token_ids, 1) if token_id in self.ends]
+        self.left = list(token_ids[: stops[0]] if stops else token_ids)
         self.done = False
 
 
@@ -60,6 +66,7 @@ class ScriptedTarget:
         self.script, self.per_round, self.round_s = script, 1, 0.001
         self.announcement = announcement
         self.load = Load()  # what the next reports say of everything but rounds and rows
+        self.stats = STATS  # ... and what requests are said to have had
         self.messages: list[tuple[float, ToTarget]] = []
         self.num_dropped = 0
         self.is_idle = False  # a profile of it waits for rounds
@@ -115,8 +122,9 @@ class ScriptedTarget:
     def _take(self, control: TargetControl, message: ToTarget) -> None:
         match message:
             case Submit(request):
+                most, (eos_token_id,) = request.sampling.max_tokens, self.announcement.eos_token_ids
                 self._rows[request.request_id] = [
-                    _Row(request, index, self.script(request, index)[: request.sampling.max_tokens])
+                    _Row(request, index, self.script(request, index)[:most], eos_token_id)
                     for index in range(request.sampling.n)
                 ]
                 if request.sampling.prompt_logprobs is not None:
@@ -147,7 +155,7 @@ class ScriptedTarget:
     def _advance(self, row: _Row) -> SampleDelta:
         token_ids, row.left = row.left[: self.per_round], row.left[self.per_round :]
         row.done = not row.left
-        stopped = row.done and token_ids[-1:] == [self.announcement.eos_token_ids[0]]
+        stopped = row.done and token_ids[-1] in row.ends
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         wants_logprobs = row.request.sampling.logprobs is not None
         return SampleDelta(
@@ -161,8 +169,7 @@ class ScriptedTarget:
         )
 
     def _end(self, control: TargetControl, request_id: str, terminal: Terminal) -> None:
-        stats = RequestStats(num_prompt_tokens=3, num_cached_tokens=1, prefill_s=0.5)
-        control.send(RequestEnd(request_id, terminal, stats))
+        control.send(RequestEnd(request_id, terminal, self.stats))
 
 
 def _logprobs(token_id: int) -> Logprobs:

@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from specserve.api.call import ChatMessage
+from specserve.api.call import ChatMessage, ChatOptions
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import InvalidField, Unsupported
 from specserve.validation import Limits
@@ -127,6 +127,26 @@ def test_clients_text_is_never_a_template(model_folder):
     tokenizer = TextTokenizer(model_folder)
     ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "{{ 7 * 7 }}")]))
     assert "{{ 7 * 7 }}" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("begun", ["end", ">", "the quick", "", "im_end|>\n"])
+def test_a_message_is_continued_from_where_it_ends(model_folder, tmp_path, begun):
+    """Whatever stands in it stands in what the template writes behind it as well."""
+    turn = "{{ each.role }}: {{ each.content | trim }}<|im_end|>\n"
+    source = f"{{% for each in messages %}}{turn}{{% endfor %}}"
+    tokenizer = TextTokenizer(copy_with(model_folder, tmp_path, "chat_template.jinja", source))
+    chat = [ChatMessage("user", "end"), ChatMessage("assistant", begun)]
+    options = ChatOptions(begins_answer=False, continues_last=True)
+    ids = asyncio.run(tokenizer.encode_chat(chat, options))
+    assert tokenizer.decode(ids) == f"user: end<|im_end|>\nassistant: {begun.rstrip()}"
+
+
+def test_a_template_that_leaves_the_last_message_out_continues_nothing(model_folder, tmp_path):
+    folder = copy_with(model_folder, tmp_path, "chat_template.jinja", "{{ messages[0].content }}")
+    chat = [ChatMessage("user", "fox"), ChatMessage("assistant", "fox")]
+    options = ChatOptions(begins_answer=False, continues_last=True)
+    with pytest.raises(InvalidField, match="continue_final_message: the chat template does not"):
+        asyncio.run(TextTokenizer(folder).encode_chat(chat, options))
 
 
 def test_a_text_too_long_for_a_small_pool_says_what_to_raise(model_folder):

@@ -130,10 +130,19 @@ def test_what_was_refused_or_left_is_an_error(traced, collector):
         traced.until(lambda: traced.service.hub.num_in_flight == 0)
     refused, left = ended(traced, collector, 2)
     assert refused.attributes["error.type"] == "INVALID_ARGUMENT"
-    assert refused.error.startswith("temperature: ")
+    assert refused.error == "temperature"
     assert refused.parent_id == PARENT_ID
     assert left.attributes["error.type"] == "CANCELLED"
     assert "gen_ai.usage.completion_tokens" not in left.attributes
+
+
+def test_what_a_refusal_quotes_of_a_prompt_does_not_leave(traced, collector):
+    body = {"messages": [{"role": "user", "content": "refuse"}]}
+    answer = send(traced.url, "POST", "/v1/chat/completions", body, PARENT)
+    assert "not this: refuse" in answer.body["error"]["message"]
+    (span,) = ended(traced, collector, 1)
+    assert (span.attributes["error.type"], span.error) == ("INVALID_ARGUMENT", "chat")
+    assert b"refuse" not in collector.content
 
 
 def test_a_collector_that_never_answers_costs_two_seconds_at_the_end_and_nothing_before(make_rig):

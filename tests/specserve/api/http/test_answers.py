@@ -5,7 +5,6 @@ import pytest
 from specserve.api.events import SpecRecord, Usage
 from specserve.api.http.answers import (
     chat_logprobs,
-    completion_logprobs,
     speculation_of,
     usage_of,
 )
@@ -75,11 +74,3 @@ def test_a_token_that_ends_inside_a_character_has_its_bytes():
     assert entry["bytes"] == list(fox[:2])
     assert entry["token"] == "\N{REPLACEMENT CHARACTER}"
     assert entry["top_logprobs"] == [{"token": "a", "logprob": -1.0, "bytes": [97]}]
-
-
-def test_a_completions_offsets_are_those_of_its_text():
-    found = completion_logprobs([None, position(b"ab", -0.5, {b"x": -1.0})], 7)
-    assert found["tokens"] == ["", "ab"]
-    assert found["token_logprobs"] == [None, -0.5]
-    assert found["top_logprobs"] == [None, {"ab": -0.5, "x": -1.0}]
-    assert found["text_offset"] == [7, 7]

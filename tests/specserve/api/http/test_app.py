@@ -8,6 +8,7 @@ from openai import NotFoundError
 from specserve import __version__
 from specserve.api.http.server import HttpServer
 from specserve.errors import Unsupported
+from specserve.types import Load
 from tests.specserve.api.http.conftest import send
 
 
@@ -40,6 +41,7 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
+        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages.role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [400]}, "tokens"),
         ("/detokenize", {}, "tokens"),
@@ -48,6 +50,14 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
 def test_what_cannot_be_is_refused_by_name(ask, path, body, param):
     answer = ask("POST", path, body)
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/tokenize", "prompt"), ("/detokenize", "tokens")])
+def test_another_models_tokens_are_not_known_here(ask, path, field):
+    body = {field: "a" if field == "prompt" else [1]}
+    assert ask("POST", path, body | {"model": "scripted"}).status == 200
+    answer = ask("POST", path, body | {"model": "gpt-4"})
+    assert (answer.status, answer.body["error"]["param"]) == (404, "model")
 
 
 def test_probes_say_how_it_is(ask):
@@ -59,6 +69,15 @@ def test_probes_say_how_it_is(ask):
     assert info["model"]["model"] == "scripted"
     assert info["load"]["num_running"] == 0
     json.dumps(info)
+
+
+def test_a_draft_process_that_is_away_costs_no_requests(make_rig):
+    rig = make_rig()
+    rig.target.load = Load(num_draft_processes=2, num_drafts_attached=1)
+    rig.until(lambda: rig.service.hub.load.num_draft_processes == 2)
+    for path in ("/health", "/readyz"):
+        answer = send(rig.url, "GET", path)
+        assert (answer.status, answer.body) == (200, {"status": "degraded"})
 
 
 def test_a_draining_service_lives_and_is_not_ready(make_rig):

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
@@ -185,6 +186,17 @@ def test_every_request_has_a_draw_of_its_own_prompt_by_prompt(ask, rig):
     assert {request.seed for request in requests_of(rig)[-2:]} == {5, 6}
 
 
+def test_where_one_prompt_is_refused_the_others_are_ended(ask, rig):
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.01
+    body = {"prompt": ["fox", "fox " * 600], "max_tokens": 400}
+    began_s = time.monotonic()
+    answer = ask("POST", "/v1/completions", body)
+    assert (answer.status, answer.body["error"]["param"]) == (400, "prompt")
+    assert time.monotonic() - began_s < 2
+    rig.until(lambda: rig.target.num_live == 0, timeout_s=1)
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 
@@ -196,7 +208,10 @@ def test_every_request_has_a_draw_of_its_own_prompt_by_prompt(ask, rig):
         ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "Expected `int"),
         ({"prompt": "fox", "temperature": 1e9}, "temperature", "out of range"),
         ({"prompt": "fox", "n": 65}, "n", "1 to 64"),
+        ({"prompt": "fox", "priority": 2**70}, "priority", "out of range"),
         ({"prompt": "fox", "logit_bias": {"x": 1}}, "logit_bias", "no token id"),
+        ({"prompt": "fox", "logit_bias": {"1_0": 1}}, "logit_bias", "'1_0', which is no token id"),
+        ({"prompt": "fox", "logit_bias": {"9" * 5000: 1}}, "logit_bias", "no token id"),
         ({"prompt": "fox", "stream_options": {"a": 1}}, "stream_options", "unknown field"),
         ({"prompt": []}, "prompt", "is empty"),
         ({"prompt": ["fox"] * 257}, "prompt", "the limit is 256"),
@@ -220,9 +235,11 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
     ("more", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "chat.role"),
-        ({"messages": [{"role": "user", "content": "refuse"}]}, "chat"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.role"),
+        ({"messages": [{"role": "user", "content": "refuse"}]}, "messages"),
         ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": CHAT, "tools": []}, "tools"),
         ({"messages": CHAT, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
@@ -230,6 +247,12 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
 def test_a_chat_that_cannot_be_is_refused(ask, more, param):
     answer = ask("POST", "/v1/chat/completions", more)
     assert (answer.status, answer.body["error"]["param"]) == (400, param)
+    assert answer.body["error"]["message"].startswith(f"{param}: ")
+
+
+def test_another_model_is_a_wrong_field(ask):
+    answer = ask("POST", "/v1/completions", {"prompt": "fox", "model": "gpt-4"})
+    assert (answer.status, answer.body["error"]["param"]) == (404, "model")
 
 
 def test_clients_know_our_refusals_as_their_own(client):
@@ -250,6 +273,12 @@ def test_a_lenient_service_leaves_out_what_it_does_not_know(make_rig):
     answer = send(rig.url, "POST", "/v1/completions", body)
     assert answer.status == 200
     assert answer.headers["x-specserve-warning"] == "ignored: best_of, temprature"
+    body = {"prompt": "fox", "max_tokens": 2, "日": 1, "a\r\nx-other: b": 1}
+    for more in ({}, {"stream": True}):
+        answer = send(rig.url, "POST", "/v1/completions", body | more)
+        assert answer.status == 200
+        assert answer.headers["x-specserve-warning"] == r"ignored: a\r\nx-other: b, \u65e5"
+        assert "x-other" not in answer.headers
 
 
 def test_a_full_service_says_when_to_come_back(make_rig):
@@ -270,6 +299,9 @@ def test_a_body_beyond_the_limit_is_not_read(make_rig):
     assert (answer.status, answer.body["error"]["code"]) == (413, 413)
     assert "1000 bytes" in answer.body["error"]["message"]
     place = rig.url.removeprefix("http://").split(":")
+    with socket.create_connection((place[0], int(place[1])), timeout=10) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n")
+        assert b"413" in raw.recv(100)  # before any of it was sent
     with socket.create_connection((place[0], int(place[1])), timeout=10) as raw:
         raw.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"

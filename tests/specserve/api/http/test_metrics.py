@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.api.metrics import Metrics
-from specserve.types import Load
+from specserve.types import Load, RequestStats
 from tests.specserve.api.http.conftest import opened, send
 
 
@@ -67,6 +67,48 @@ def test_every_request_ends_in_one_count(make_rig):
         assert found[f"specserve:{name}_seconds_count", ()] == 4
     assert found["specserve:e2e_request_latency_seconds_sum", ()] > 0
     assert found["specserve:request_generation_tokens_sum", ()] == 15 + 2 * len(rig.script_ids)
+
+
+def test_times_of_a_request_are_those_that_the_target_says(make_rig):
+    rig = make_rig()
+    rig.target.stats = RequestStats(num_prompt_tokens=7, queue_s=0.25, prefill_s=0.5, decode_s=3.0)
+    body = {"prompt": "fox", "n": 2, "max_tokens": 5}
+    send(rig.url, "POST", "/v1/completions", body)
+    found = samples(rig.url)
+    sums = {
+        "request_queue_time_seconds": 0.25,
+        "request_prefill_time_seconds": 0.5,
+        "request_decode_time_seconds": 3.0,
+        "request_inference_time_seconds": 3.5,
+        "request_time_per_output_token_seconds": 0.75,  # each of two samples has four more
+        "request_prompt_tokens": 7,
+        "request_generation_tokens": 10,
+    }
+    for name, value in sums.items():
+        assert found[f"specserve:{name}_sum", ()] == pytest.approx(value), name
+        assert found[f"specserve:{name}_count", ()] == 1
+        assert found[f"specserve:{name}_bucket", (("le", "+Inf"),)] == 1
+
+
+def test_between_tokens_is_the_time_of_a_sample_and_not_of_a_request(make_rig):
+    rig = make_rig()
+    rig.target.round_s = 0.05
+    send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "n": 2, "max_tokens": 5})
+    found = samples(rig.url)
+    assert found["specserve:inter_token_latency_seconds_count", ()] == 8
+    mean_s = found["specserve:inter_token_latency_seconds_sum", ()] / 8
+    assert 0.045 < mean_s < 0.5
+    total_s = found["specserve:e2e_request_latency_seconds_sum", ()]
+    assert found["specserve:inter_token_latency_seconds_sum", ()] <= 2 * total_s
+
+
+def test_a_request_of_one_token_has_no_time_between_tokens(make_rig):
+    rig = make_rig()
+    send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "max_tokens": 1})
+    found = samples(rig.url)
+    assert found["specserve:e2e_request_latency_seconds_count", ()] == 1
+    for name in ("request_time_per_output_token", "inter_token_latency"):
+        assert found.get((f"specserve:{name}_seconds_count", ()), 0) == 0
 
 
 def test_a_name_that_was_not_known_yet_leaves_nothing_behind():

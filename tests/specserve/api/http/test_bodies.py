@@ -1,0 +1,82 @@
+"""Bodies as clients write them: with nulls, with parts, and with values that are too large."""
+
+import json
+
+import pytest
+
+from specserve.api.http.bodies import ChatBody, CompletionBody, read_body
+from specserve.errors import InvalidField
+
+USER = {"role": "user", "content": "fox"}
+# What pydantic's model_dump makes of a message that OpenAI's client was given.
+DUMPED = {
+    "role": "assistant", "content": "the", "refusal": None, "annotations": None, "audio": None,
+    "function_call": None, "tool_calls": None,
+}  # fmt: skip
+
+
+def chat_of(**fields: object) -> ChatBody:
+    body, unknown = read_body(json.dumps(fields).encode(), ChatBody, is_lenient=False)
+    assert unknown == []
+    return body
+
+
+def test_a_null_is_a_field_that_is_not_set_wherever_it_is():
+    part = {"type": "text", "text": "jumps", "annotations": None}
+    body = chat_of(
+        messages=[USER, DUMPED, {"role": "user", "content": [part]}],
+        stream_options={"include_usage": None, "continuous_usage_stats": None},
+        tools=None,
+        tool_choice=None,
+    )
+    assert [message.text for message in body.messages] == ["fox", "the", "jumps"]
+    assert body.stream_options is not None
+    assert not body.stream_options.include_usage
+
+
+def test_nulls_that_a_template_reads_are_left_alone():
+    body = chat_of(messages=[USER], chat_template_kwargs={"date": None})
+    assert body.chat_template_kwargs == {"date": None}
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "says"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "messages.content.type", "'image_url'"),
+        ({"image_url": {"url": "x"}, "type": "image_url"}, "messages.content.type", "'text'"),
+        ({"type": "text", "txet": "a"}, "messages.content", "unknown field 'txet'"),
+        ({"type": "text"}, "messages.content", "missing required field 'text'"),
+        ({"type": 5, "text": "a"}, "messages.content.type", "'5' is not served here"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_its_type(part: dict, field: str, says: str):
+    body = chat_of(messages=[{"role": "user", "content": [part]}])
+    with pytest.raises(InvalidField) as caught:
+        _ = body.messages[0].text
+    assert caught.value.field == field
+    assert says in caught.value.problem
+
+
+@pytest.mark.parametrize("depth", [5, 500, 100_000])
+def test_depth_is_no_defect(depth: int):
+    """Refused as what it is, or as no JSON where the parser gives up."""
+    content = b'{"messages": ' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(InvalidField):
+        read_body(content, ChatBody, is_lenient=False)
+
+
+def test_an_unknown_null_is_no_reason_for_a_warning():
+    body, unknown = read_body(b'{"prompt": "a", "best_of": null}', CompletionBody, is_lenient=True)
+    assert (body.prompt, unknown) == ("a", [])
+
+
+def test_a_field_that_is_not_served_may_say_what_happens_anyway():
+    same = {"best_of": 1, "skip_special_tokens": True, "length_penalty": 1.0, "prompt": "a"}
+    _, unknown = read_body(json.dumps(same).encode(), CompletionBody, is_lenient=True)
+    assert unknown == []
+    assert chat_of(messages=[USER], tool_choice="none", modalities=["text"]).messages
+    for other in ({"best_of": 2}, {"skip_special_tokens": False}, {"length_penalty": "1"}):
+        with pytest.raises(InvalidField, match="is not served by this path"):
+            read_body(
+                json.dumps({"prompt": "a"} | other).encode(), CompletionBody, is_lenient=False
+            )
