@@ -76,6 +76,8 @@ class _Paths:
             "object": "model",
             "created": _MODEL_TIME,
             "owned_by": "specserve",
+            "root": ready.model,  # vLLM's clients ask for the model by it
+            "parent": None,
             "max_model_len": ready.max_model_len,
         }
 

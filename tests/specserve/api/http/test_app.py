@@ -14,6 +14,7 @@ from tests.specserve.api.http.conftest import send
 def test_the_model_is_listed(client):
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == ("scripted", "specserve")
+    assert (model.root, model.parent) == ("scripted", None)  # `vllm bench serve` reads the root
     assert client.models.retrieve("scripted").id == "scripted"
     with pytest.raises(NotFoundError, match="is not served here"):
         client.models.retrieve("org/other")
