@@ -70,8 +70,8 @@ def venvs_of(words: Sequence[str]) -> dict[str, Path]:
 class Bench:
     """All clients that were asked for, one after the other, on one service."""
 
-    def __init__(self, arguments: argparse.Namespace, command: str, scratch: Path) -> None:
-        self._arguments, self._command, self._scratch = arguments, command, scratch
+    def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
+        self._arguments, self._scratch = arguments, scratch
         self._venvs = venvs_of(arguments.venv)
         self._machine = describe_machine()
         self.failed: list[str] = []
@@ -117,7 +117,8 @@ class Bench:
             f"{client.package} {version}, unchanged, on specserve: {'works' if works else 'FAILS'}",
             self._machine.line,
             f"service: specserve launch --target {self._arguments.target} {self._arguments.flags}",
-            f"again: {self._command}",
+            f"again: python -m {_NAME} --only {client.name} --venv {client.name}=VENV",
+            f"VENV: pip install {client.install}",
         ]
         names = {
             str(setting.tokenizer): "TOKENIZER",
@@ -135,11 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser().parse_args(words)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    command = shlex.join(["python", "-m", _NAME, *words])
     try:
         make_results_folder(arguments.out)
         with tempfile.TemporaryDirectory(prefix="specserve-clients-") as scratch:
-            bench = Bench(arguments, command, Path(scratch))
+            bench = Bench(arguments, Path(scratch))
             bench.run(console)
     except (SpecserveError, OSError) as error:
         show_failure(_NAME, error)

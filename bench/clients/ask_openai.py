@@ -47,7 +47,7 @@ def ask_blocking(client: OpenAI, model: str, num_tokens: int) -> None:
     say("completion", repr(completion.choices[0].text))
     say("  finish_reason", completion.choices[0].finish_reason)
     several = client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=4, temperature=1, seed=7, n=2
+        model=model, prompt="Once upon a time", max_tokens=12, temperature=1, seed=7, n=2
     )
     say("two samples of a seed", [choice.text for choice in several.choices])
     try:

@@ -12,7 +12,7 @@ _ENTRY = (
     "import argparse; from vllm.benchmarks import serve; p = argparse.ArgumentParser(); "
     "serve.add_cli_args(p); serve.main(p.parse_args())"
 )
-_NOISE = ("Triton is installed", "nanobind:", " - ", "See https://nanobind", "Namespace(")
+_NOISE = ("Triton is installed", "nanobind:", " - ", "tip: ", "See https://nanobind", "Namespace(")
 
 
 def _commands(setting: Setting) -> list[Command]:

@@ -88,7 +88,10 @@ class _Paths:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidField("prompt", "send one of prompt, messages")
         if body.prompt is not None:
-            ids = await tokenizer.encode(body.prompt)
+            adds = body.add_special_tokens is not False
+            ids = await tokenizer.encode(body.prompt, add_special_tokens=adds)
+        elif body.add_special_tokens:
+            raise InvalidField("add_special_tokens", "a chat has those that its template writes")
         else:
             ids = await tokenizer.encode_chat(messages_of(body.messages or []), chat_options(body))
         answer: dict[str, Any] = {
