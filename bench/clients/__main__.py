@@ -16,13 +16,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.clients.aiperf import AIPERF
-from bench.clients.guidellm import GUIDELLM
-from bench.clients.openai_client import OPENAI
-from bench.clients.reflection import REFLECTION
+from bench.clients.libraries import OPENAI, REFLECTION
+from bench.clients.load_generators import AIPERF, GUIDELLM, VLLM_BENCH
 from bench.clients.setting import KnownClient, Setting
 from bench.clients.transcript import is_success, run, text_of, version_in
-from bench.clients.vllm_bench import VLLM_BENCH
 from bench.machine import describe_machine
 from bench.peers.weights import write_tokenizer
 from bench.prompt_files import STANDARD_PROMPTS, read_prompt_file
