@@ -137,6 +137,7 @@ class SampleDelta(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that stopped it, when one did
     cache_hit: bool | None = None  # of the speculation verified in this round; None: no lookup
+    verify_len: int = 0  # drafted tokens that were verified in this round
 
 
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -174,6 +174,7 @@ class TargetNode:
             finish_reason=sequence.finish_reason,
             stop_token_id=result.token_ids[-1] if stopped else None,
             cache_hit=self.speculation.was_hit(sequence),
+            verify_len=row.verify_len,
         )
 
     def _end_finished(self, rows: list[Row], sampled: list[SampledRow]) -> None:

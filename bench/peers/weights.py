@@ -117,6 +117,11 @@ def write_folder(model: Path, out: Path) -> None:
             for name in checkpoint.names()
         }
     save_file(tensors, out / SINGLE_FILE, metadata={"format": "pt"})
+    write_tokenizer(model, out)
+
+
+def write_tokenizer(model: Path, out: Path) -> None:
+    """All of a Hugging Face folder but its weights, of a GGUF file, into the folder `out`."""
     _write_json(out / "config.json", folder_config(read_spec(model)))
     load_tokenizer(model).save(str(out / TOKENIZER_FILE))
     template, special = read_chat_template(model)

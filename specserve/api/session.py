@@ -25,6 +25,7 @@ from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Served, Tracer
+from specserve.api.unsent import UnsentDrafts
 from specserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -70,6 +71,7 @@ class Session:
         self._first_token_s: float | None = None
         self._token_s: dict[int, float] = {}  # when the latest came, by sample
         self._samples: list[SampleText] = []
+        self._unsent = UnsentDrafts()
         self._spec = SpecRecord()
         self._has_ended = False
         self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
@@ -165,6 +167,7 @@ class Session:
                 raise SpecserveError(f"round names sample {delta.sample_index}")
             sample = self._samples[delta.sample_index]
             event = sample.push(delta)
+            self._unsent.drop(delta, 0 if event is None else len(event.token_ids))
             if event is None:
                 continue
             if event.logprobs is not None:
@@ -203,12 +206,7 @@ class Session:
         if end.terminal is not Terminal.FINISHED or len(ends) != len(self._samples):
             raise from_code(end.code, end.error or "the target ended the request too early")
         stats, now_s = end.stats, time.monotonic()
-        self._spec = SpecRecord(
-            num_drafts=stats.num_drafts,
-            num_draft_tokens=stats.num_drafted_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens,
-            num_accepted_tokens_per_pos=stats.num_accepted_per_position,
-        )
+        self._spec = self._unsent.record(stats)
         return Finished(
             samples=ends,
             usage=Usage(

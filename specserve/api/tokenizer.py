@@ -62,10 +62,12 @@ class TextTokenizer:
             return await self.encode_chat(messages, chat)
         return [item for item in prompt if isinstance(item, int)]
 
-    async def encode(self, text: str) -> list[int]:
-        """Ids of `text` with the special tokens the tokenizer adds by itself."""
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, with the special tokens that the tokenizer adds by itself or without."""
         self._check_size(len(text))
-        return await self._off_loop(lambda: self._encode(text, add_special_tokens=True))
+        return await self._off_loop(
+            lambda: self._encode(text, add_special_tokens=add_special_tokens)
+        )
 
     async def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_USUAL

@@ -17,22 +17,29 @@ from specserve.processes.process import ReadyReport, decode_report
 from specserve.processes.stop_signals import stops_deferred, stops_unwind
 
 _STOP_TIMEOUT_S = 60.0
-_OWN_FLAGS = ("--port", "0", "--no-http", "--log-level", "warning")
+_OWN_FLAGS = ("--port", "0", "--log-level", "warning")
 
 
 @contextmanager
 def local_service(flags: Sequence[str] = ()) -> Generator[str]:
-    """Serve on a free port while inside; yields host:port. `flags` are those of `launch`.
+    """Serve gRPC on a free port while inside; yields host:port. `flags` are those of `launch`.
 
     Warnings go to stderr. Raises the SpecserveError that kept the service from starting, and
     SystemExit on SIGTERM.
     """
+    with local_apis(["--no-http", *flags]) as apis:
+        yield apis.address
+
+
+@contextmanager
+def local_apis(flags: Sequence[str] = ()) -> Generator[ReadyReport]:
+    """The same with OpenAI's API, on another free port; yields where both are."""
     process = None
     with stops_unwind():
         try:
             with stops_deferred():  # between its start and `process` there is nobody to stop it
                 process, ready_fd = _start([*_OWN_FLAGS, *flags])
-            yield _await_ready(ready_fd).address
+            yield _await_ready(ready_fd)
         finally:
             if process is not None:
                 _stop(process)

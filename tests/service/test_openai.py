@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
+from specserve.api.call import SpecOptions
 from specserve.client import Client
+from specserve.types import TokenOrigin
 from tests.service.chaos import end
 from tests.service.test_failures import Launched
 
@@ -97,6 +99,29 @@ def test_what_speculation_did_is_said_as_aiperf_reads_it(client: OpenAI, streams
     assert len(told["acceptance_histogram"]) == told["num_spec_tokens"] + 1
     assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
     assert told["num_accepted_draft_tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [4, 23])
+def test_accepted_tokens_are_those_that_were_sent_whatever_stopped_it(
+    service: Launched, client: OpenAI, at: int
+):
+    """A stop string is found behind the target's back, which may be rounds ahead by then."""
+    asked = {"temperature": 0, "ignore_eos": True}
+    with Client(service.address()) as other:
+        text = other.generate(PROMPT, max_tokens=40, **asked).text
+        asked |= {"max_tokens": 400, "stop": [text[2 * at : 2 * at + 6]]}
+        found = other.generate(PROMPT, spec=SpecOptions(return_stats=True), **asked)
+    (sample,) = found.samples
+    num_drafted = sample.origins.count(TokenOrigin.DRAFTED)
+    assert (sample.finish_reason, found.usage.num_generated_tokens < 40) == ("stop", True)
+    assert found.spec.num_accepted_tokens == num_drafted > 0
+    assert sum(found.spec.num_accepted_tokens_per_pos) == num_drafted
+    model = client.models.list().data[0].id
+    same = client.completions.create(model=model, prompt=PROMPT, extra_body=asked)
+    told = same.model_extra["metrics"]["speculative_decoding"]
+    assert told["num_accepted_draft_tokens"] == num_drafted
+    assert sum(n * steps for n, steps in enumerate(told["acceptance_histogram"])) == num_drafted
 
 
 @pytest.mark.slow

@@ -79,6 +79,8 @@ class _Paths:
             "object": "model",
             "created": _MODEL_TIME,
             "owned_by": "specserve",
+            "root": ready.model,  # vLLM's clients ask for the model by it
+            "parent": None,
             "max_model_len": ready.max_model_len,
         }
 
@@ -90,7 +92,10 @@ class _Paths:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidField("prompt", "send one of prompt, messages")
         if body.prompt is not None:
-            ids = await tokenizer.encode(body.prompt)
+            adds = body.add_special_tokens is not False
+            ids = await tokenizer.encode(body.prompt, add_special_tokens=adds)
+        elif body.add_special_tokens:
+            raise InvalidField("add_special_tokens", "a chat has those that its template writes")
         else:
             ids = await tokenizer.encode_chat(messages_of(body.messages or []), chat_options(body))
         answer: dict[str, Any] = {

@@ -135,6 +135,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt: str | None = None
     messages: list[Message] | None = None
     model: str | None = None
+    add_special_tokens: bool | None = None  # of a text: true; templates write their own
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,20 +1,25 @@
 """Paths that generate nothing, and what is said where there is no path."""
 
 import json
+import shutil
 
 import pytest
 from openai import NotFoundError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from specserve import __version__
 from specserve.api.http.server import HttpServer
 from specserve.errors import Unsupported
 from specserve.types import Load
+from tests.specserve.api.conftest import rigs_in
 from tests.specserve.api.http.conftest import send
 
 
 def test_the_model_is_listed(client):
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == ("scripted", "specserve")
+    assert (model.root, model.parent) == ("scripted", None)  # `vllm bench serve` reads the root
     assert client.models.retrieve("scripted").id == "scripted"
     with pytest.raises(NotFoundError, match="is not served here"):
         client.models.retrieve("org/other")
@@ -29,8 +34,22 @@ def test_text_becomes_ids_and_text_again(ask, rig):
     assert back == {"prompt": "fox é 🦊"}
 
 
+def test_special_tokens_of_a_text_can_be_left_out(model_folder, tmp_path):
+    """`vllm bench serve` asks so before it sends random prompts."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with rigs_in(folder, tmp_path) as make:
+        url = make().url
+        for fields, adds in [({}, True), ({"add_special_tokens": False}, False)]:
+            found = send(url, "POST", "/tokenize", {"prompt": "fox", **fields}).body["tokens"]
+            assert ([0] if adds else []) == [each for each in found if each == 0]
+
+
 def test_a_conversation_becomes_what_the_template_writes(ask, rig):
-    body = {"messages": [{"role": "user", "content": "fox"}]}
+    body = {"messages": [{"role": "user", "content": "fox"}], "add_special_tokens": False}
     found = ask("POST", "/tokenize", body).body
     assert found["tokens"] == rig.encode("user: fox\nassistant:")
 
@@ -40,6 +59,7 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
         ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages.role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

@@ -1,0 +1,40 @@
+# pyright: strict
+"""Clients that are libraries: a script uses each as it comes from PyPI.
+
+`openai` is OpenAI's own; `grpc_requests` knows no schema and finds everything by reflection.
+"""
+
+from pathlib import Path
+
+from bench.clients.setting import Command, KnownClient, Setting
+
+_FOLDER = Path(__file__).parent
+
+
+def _openai(setting: Setting) -> list[Command]:
+    """Whole answers and streams, blocking and asynchronous."""
+    script = str(_FOLDER / "ask_openai.py")
+    return [Command(("python", script, f"{setting.url}/v1", str(setting.num_tokens)))]
+
+
+def _reflection(setting: Setting) -> list[Command]:
+    """Every service and method, a call of each kind."""
+    script = str(_FOLDER / "ask_reflection.py")
+    return [Command(("python", script, setting.address, str(setting.num_tokens)))]
+
+
+OPENAI = KnownClient(
+    name="openai",
+    package="openai",
+    install="openai",
+    commands=_openai,
+    expects="refused",  # the last thing that it does
+)
+
+REFLECTION = KnownClient(
+    name="reflection",
+    package="grpc_requests",
+    install="grpc_requests",
+    commands=_reflection,
+    expects="num_generated_tokens",
+)

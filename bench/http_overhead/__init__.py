@@ -1,0 +1,1 @@
+"""What OpenAI's API over HTTP costs beside gRPC."""

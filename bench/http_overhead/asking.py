@@ -1,0 +1,93 @@
+# pyright: strict
+"""The same prompts over gRPC and over HTTP, of one service, from one process. Times are seconds."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from bench.peers.http_client import CompletionsClient, together
+from bench.peers.records import Answer, Call, Job
+from bench.processes import ServiceProcesses
+from bench.regimes.machine_load import ForeignLoad
+from specserve.client import AsyncClient
+from specserve.errors import Failed
+
+GRPC, HTTP = "grpc", "http"
+APIS = (GRPC, HTTP)
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of one API; calls of one pass had the same prompts."""
+
+    api: str
+    pass_number: int
+    call: Call
+    api_ran_s: float  # processor time of the API process
+    client_ran_s: float  # and of this one
+    foreign_share: float  # of a core, used meanwhile by what is neither the service nor the client
+
+
+class Asked:
+    """One running service, by both of its APIs."""
+
+    def __init__(
+        self, runner: asyncio.Runner, address: str, port: int, pids: Collection[int]
+    ) -> None:
+        """`port` is that of HTTP; `pids` are the service's processes."""
+        self._runner = runner
+        self._port, self._pids = port, pids
+        self._client = runner.run(_connect(address))
+        self._processes = ServiceProcesses(pids)
+        self._salts = itertools.count()  # nothing is found in the prefix cache
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+
+    def ask(self, api: str, pass_number: int, job: Job) -> Measurement:
+        """All prompts of `job` at once over one API. Raises Failed for answers that are short."""
+        load, before = ForeignLoad(self._pids), self._processes.usage()
+        salt = f"{next(self._salts)}"
+        if api == GRPC:
+            call = self._runner.run(self._over_grpc(job, salt))
+        else:
+            client = CompletionsClient(self._port, {"cache_salt": salt})
+            call = self._runner.run(client.ask(job))
+        after = self._processes.usage()
+        used = {role: after[role].since(before[role]).ran_s for role in after}
+        return Measurement(
+            api=api,
+            pass_number=pass_number,
+            call=call,
+            api_ran_s=used["api"],
+            client_ran_s=used["client"],
+            foreign_share=load.share(),
+        )
+
+    async def _over_grpc(self, job: Job, salt: str) -> Call:
+        start_s = time.perf_counter()
+        streams = (self._stream(each, job.num_tokens, salt, start_s) for each in job.prompts)
+        answers = await together(streams)
+        return Call(answers=answers, total_s=time.perf_counter() - start_s)
+
+    async def _stream(
+        self, prompt: list[int], num_tokens: int, salt: str, start_s: float
+    ) -> Answer:
+        stream = self._client.stream(
+            prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, cache_salt=salt
+        )
+        texts: list[str] = []
+        first_token_s, counted = 0.0, 0
+        async for delta in stream:
+            first_token_s = first_token_s or time.perf_counter() - start_s
+            texts.append(delta.text)
+            counted += len(delta.token_ids)
+        if counted != num_tokens:
+            raise Failed(f"an answer of {counted} tokens, not of {num_tokens}")
+        return Answer(first_token_s=first_token_s, num_tokens=counted, text="".join(texts))
+
+
+async def _connect(address: str) -> AsyncClient:
+    return AsyncClient(address)  # inside the loop that will use it
