@@ -12,7 +12,11 @@ import msgspec
 
 from specserve import __version__
 from specserve.commands.config_table import config_rows, in_words
-from specserve.commands.connection import host_port, require_service
+from specserve.commands.connection import (
+    add_access_options,
+    client_of,
+    refuse_idle_settings,
+)
 from specserve.errors import InvalidField
 from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec, read_spec
@@ -44,9 +48,7 @@ Section = dict[str, object]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `info`."""
-    parser.add_argument(
-        "--connect", type=host_port, metavar="HOST:PORT", help="show this running service"
-    )
+    add_access_options(parser, "show this running service")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="show what this TOML file would serve"
     )
