@@ -28,8 +28,8 @@ class Access(msgspec.Struct, frozen=True):
 
     address: str  # host:port
     api_key: str | None = None  # sent with every call
-    # PEM file of the certificates that vouch for the service's, or that one itself, or PUBLIC; None:
-    # the connection is not encrypted.
+    # PEM file of the certificates that vouch for the service's, or that one itself, or PUBLIC.
+    # None: the connection is not encrypted.
     tls_ca: str | None = None
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class KeyedChannel(Generic[_ChannelT]):
 
 
 def is_reachable(access: Access, timeout_s: float = _CONNECT_TIMEOUT_S) -> bool:
-    """Whether something that speaks gRPC, and TLS if wanted, answers. A refusal is known at once."""
+    """Whether gRPC answers, with TLS where that is wanted. A refusal is known at once."""
     ends = {grpc.ChannelConnectivity.READY: True, grpc.ChannelConnectivity.TRANSIENT_FAILURE: False}
     found: queue.SimpleQueue[bool] = queue.SimpleQueue()
 

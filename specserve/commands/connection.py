@@ -90,8 +90,7 @@ def client_of(arguments: argparse.Namespace) -> Generator["Client"]:
 
     refuse_idle_settings(arguments)
     if arguments.connect is not None:
-        access = running_service(arguments)
-        with Client(access.address, api_key=access.api_key, tls_ca=access.tls_ca) as client:
+        with client_at(running_service(arguments)) as client:
             yield client
         return
     with ExitStack() as stack:
@@ -101,12 +100,24 @@ def client_of(arguments: argparse.Namespace) -> Generator["Client"]:
             yield client
 
 
-def refuse_idle_settings(arguments: argparse.Namespace) -> None:
-    """Raise InvalidField for flags of a service beside `--connect`, and the other way round."""
+def client_at(access: "Access") -> "Client":
+    """To be closed by the caller. Raises InvalidField for a file that cannot be read."""
+    from specserve.client import Client
+
+    return Client(access.address, api_key=access.api_key, tls_ca=access.tls_ca)
+
+
+def refuse_idle_access(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField for what gets one into a running service where none is meant."""
     for flag in ("api_key_file", "tls_ca"):
         if arguments.connect is None and getattr(arguments, flag) is not None:
             name = "--" + flag.replace("_", "-")
-            raise InvalidField(name, "is of use with --connect alone: no other one needs it")
+            raise InvalidField(name, "is of use with --connect HOST:PORT alone; drop it")
+
+
+def refuse_idle_settings(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField for flags of a service beside `--connect`, and the other way round."""
+    refuse_idle_access(arguments)
     words = as_typed(arguments)
     if arguments.connect is not None and words:
         problem = f"a running service keeps its own settings; drop {shlex.join(words)}"

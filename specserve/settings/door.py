@@ -12,7 +12,7 @@ import msgspec
 
 from specserve.errors import InvalidField
 from specserve.settings.config import ServerConfig
-from specserve.settings.key_file import is_readable_by_others, read_keys
+from specserve.settings.key_file import read_keys, require_private
 
 _LOCALHOST = "localhost"
 
@@ -57,12 +57,6 @@ def door_remarks(server: ServerConfig) -> list[str]:
                 f"keys and texts cross the network to {server.host} unencrypted: --tls-cert and "
                 "--tls-key encrypt them, where no proxy in front does"
             )
-    for setting in ("api_key_file", "tls_key"):
-        path: str | None = getattr(server, setting)
-        if is_readable_by_others(path):
-            remarks.append(
-                f"server.{setting}: {path} can be read by others; type: chmod 600 {path}"
-            )
     return remarks
 
 
@@ -98,7 +92,9 @@ def _require_certificate(server: ServerConfig) -> None:
         if path is None:
             raise InvalidField(setting, f"is missing; {other} needs the other one as well")
         try:
-            Path(path).read_bytes()
+            with Path(path).open("rb") as file:
+                if setting == "server.tls_key":
+                    require_private(file.fileno(), Path(path), setting)
         except OSError as error:
             raise InvalidField(setting, f"cannot read {path}: {error.strerror}") from error
     assert cert is not None

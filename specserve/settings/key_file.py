@@ -20,8 +20,8 @@ from specserve.errors import InvalidField
 MIN_KEY_CHARS = 16
 _MAX_FILE_BYTES = 2**20
 _MAX_NAME_CHARS = 64
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
+# A group that may read is left alone: it is how secrets are mounted for services.
+_EXPOSED = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 class ApiKey(NamedTuple):
@@ -44,9 +44,7 @@ def read_keys(path: Path, setting: str) -> list[ApiKey]:
     """All keys of a file. Raises InvalidField naming `setting`, and never quotes a key."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & _WRITABLE_BY_OTHERS:
-                problem = f"{path} can be written by others; type: chmod 600 {path}"
-                raise InvalidField(setting, problem)
+            require_private(file.fileno(), path, setting)
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidField(setting, f"cannot read {path}: {error.strerror}") from error
@@ -65,9 +63,11 @@ def read_keys(path: Path, setting: str) -> list[ApiKey]:
     return found
 
 
-def is_readable_by_others(path: str | None) -> bool:
-    """Whether a file with a secret in it can be read by its group or by everybody."""
-    return path is not None and bool(Path(path).stat().st_mode & _READABLE_BY_OTHERS)
+def require_private(fd: int, path: Path, setting: str) -> None:
+    """Raise InvalidField for an open file with a secret in it that strangers can read or change."""
+    if os.fstat(fd).st_mode & _EXPOSED:
+        problem = f"{path} can be read or changed by others; type: chmod 600 {path}"
+        raise InvalidField(setting, problem)
 
 
 def _key_of(words: list[str], number: int, place: str, setting: str) -> ApiKey:

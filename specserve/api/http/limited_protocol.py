@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_between_requests(self) -> bool:
-        is_answered = self.cycle is None or self.cycle.response_complete
+        is_answered = not self.cycle or self.cycle.response_complete  # none before the first
         return is_answered and self.timeout_keep_alive_task is None
 
     def _count(self, part: bytes) -> None:

@@ -17,7 +17,6 @@ from specserve.processes.launch import _STARTUP_TIMEOUT_S
 from specserve.settings.config import (
     BLOCK_SIZE,
     DRAFTER_BITS,
-    HOST,
     NUM_KEPT,
     Config,
     known_keys,
@@ -180,7 +179,6 @@ def test_what_is_told_of_constants_is_so():
     batches = BatchSettings()
     for dotted, words in {
         "engine.block_size": f"have {BLOCK_SIZE} tokens",
-        "server.host": f"listens on {HOST} alone",
         "server.max_samples": f"up to {MAX_SAMPLES}",
         "server.max_logprobs": f"up to {MAX_LOGPROBS} log",
         "server.max_message_bytes": f"up to {mib:g} MiB",
