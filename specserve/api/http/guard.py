@@ -12,7 +12,7 @@ from specserve.api.http.refusals import refusal_of
 from specserve.api.keys import Keys, caller
 from specserve.errors import Unauthenticated
 
-PROBES = frozenset({"/health", "/livez", "/readyz"})  # which balancers ask, who have no key
+PUBLIC = frozenset({"/health", "/livez", "/readyz"})  # which balancers ask, who have no key
 _HEADER = b"authorization"
 
 
@@ -24,7 +24,7 @@ class KeyRequired:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in PROBES:
+        if scope["path"] not in PUBLIC:
             try:
                 # What serves the request runs in this task, or in tasks that this one begins.
                 caller.set(self._keys.tenant_of(_authorization(scope)))
