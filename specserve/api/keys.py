@@ -103,7 +103,7 @@ class Keys:
             found = os.stat(self._path)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return found.st_ctime_ns, found.st_ino, found.st_size
 
 
 def require_admin() -> None:
