@@ -42,19 +42,16 @@ async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+    content = bytearray()  # however small the pieces are
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
+        content += message.get("body", b"")
+        if len(content) > limit:
             raise Refused(too_large(limit))
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(content)
 
 
 async def refuse_unread(refusal: Refusal, receive: Receive, send: Send) -> None:

@@ -39,6 +39,18 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def answer_on(connection: socket.socket) -> bytes:
+    """One whole answer with a length, and perhaps the beginning of what follows it."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(65_536)
+    found, _, content = answer.partition(b"\r\n\r\n")
+    length = int(found.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(content) < length:
+        content += connection.recv(65_536)
+    return found + b"\r\n\r\n" + content
+
+
 def asked(url: str, request: bytes) -> bytes:
     """The answer to `request`, after which the connection is of no use any more."""
     with connected(url) as connection:
