@@ -23,6 +23,7 @@ _MAX_HEADER_BYTES = 16 * 1024
 # Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused
 # calls that are still closing count as streams.
 _MAX_STREAMS = 65_536
+_HANDSHAKE_MS = 10_000  # after which a connection that has said nothing is ended
 _SHUTDOWN_GRACE_S = 1.0  # for responses already written to reach their clients
 
 
@@ -112,5 +113,5 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         # Clients ask whether we live while they wait for a whole answer, in which nothing is sent.
         # None is cut off for asking often: that would end its requests.
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.server_handshake_timeout_ms", 10_000),  # of connections that say nothing
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ]
