@@ -1,7 +1,6 @@
 """What is too large, too slow or too deep: refused in so many words, and others go on meanwhile."""
 
 import json
-import socket
 import time
 
 import pytest
@@ -17,6 +16,7 @@ from tests.specserve.api.http.wire import (
     head,
     received,
     seconds_to_end,
+    sent_until_refused,
     status,
 )
 
@@ -27,31 +27,6 @@ PATHS = ("/v1/completions", "/tokenize")
 def told(answer: bytes) -> dict:
     """The error that an answer has."""
     return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-
-
-def sent_until_refused(place: socket.socket, piece: bytes, limit: int) -> tuple[int, bytes]:
-    """How many bytes of `piece` after `piece` were taken before an answer came, and that answer."""
-    num_sent, left = 0, memoryview(piece)
-    place.settimeout(0.0)
-    deadline_s = time.monotonic() + 20
-    while num_sent < limit and time.monotonic() < deadline_s:
-        try:
-            if answer := place.recv(65_536):
-                place.settimeout(20)
-                return num_sent, answer + received(place)
-        except BlockingIOError:
-            pass
-        except ConnectionResetError:
-            break
-        try:
-            taken = place.send(left)
-            num_sent, left = num_sent + taken, left[taken:] or memoryview(piece)
-        except BlockingIOError:
-            time.sleep(0.001)
-        except (BrokenPipeError, ConnectionResetError):
-            break
-    place.settimeout(20)
-    return num_sent, received(place)
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,28 @@ def seconds_to_end(connection: socket.socket) -> tuple[float, bytes]:
     began_s = time.monotonic()
     answer = received(connection)
     return time.monotonic() - began_s, answer
+
+
+def sent_until_refused(place: socket.socket, piece: bytes, limit: int) -> tuple[int, bytes]:
+    """How many bytes of `piece` after `piece` were taken before an answer came, and that answer."""
+    num_sent, left = 0, memoryview(piece)
+    place.settimeout(0.0)
+    deadline_s = time.monotonic() + 20
+    while num_sent < limit and time.monotonic() < deadline_s:
+        try:
+            if answer := place.recv(65_536):
+                place.settimeout(20)
+                return num_sent, answer + received(place)
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            break
+        try:
+            taken = place.send(left)
+            num_sent, left = num_sent + taken, left[taken:] or memoryview(piece)
+        except BlockingIOError:
+            time.sleep(0.001)
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    place.settimeout(20)
+    return num_sent, received(place)
