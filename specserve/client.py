@@ -13,7 +13,6 @@ is the gRPC status. Knows the public API only: it would serve as well against an
 
 import asyncio
 import math
-import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, NoReturn, Self, SupportsFloat, TypedDict, Unpack
@@ -21,6 +20,7 @@ from typing import Any, NoReturn, Self, SupportsFloat, TypedDict, Unpack
 import grpc
 import grpc.aio
 
+from specserve.access import Access
 from specserve.api import from_proto, to_proto
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.events import CompletedSample, Completion, Finished, PromptInfo, TokenDelta
@@ -33,12 +33,9 @@ from specserve.types import SamplingParams
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
 
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
-_CONNECT_TIMEOUT_S = 10.0
 _CLOSED = "the client is closed"
 _NO_PROMPT = "is of type {}; it must be a string, token ids or messages"
 _NO_STATS = "the service sent no statistics"
-# Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
-_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
 class Options(TypedDict, total=False):
@@ -125,12 +122,18 @@ class TextStream:
 class Client:
     """Blocking client; safe to share between threads."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is host:port; the connection is made by the first call."""
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._generation = stubs.GenerationStub(self._channel)
-        self._control = stubs.ControlStub(self._channel)
-        self._spec_info = stubs.SpecInfoStub(self._channel)
+    def __init__(
+        self, address: str, *, api_key: str | None = None, tls_ca: str | None = None
+    ) -> None:
+        """`address` is host:port; the connection is made by the first call.
+
+        `tls_ca`: see `specserve.access.Access`. Raises InvalidField for a file that is not there.
+        """
+        keyed = Access(address, api_key, tls_ca).channel()
+        self._channel = keyed.channel
+        self._generation = stubs.GenerationStub(keyed)
+        self._control = stubs.ControlStub(keyed)
+        self._spec_info = stubs.SpecInfoStub(keyed)
 
     def __enter__(self) -> Self:
         return self
@@ -193,12 +196,15 @@ class Client:
 class AsyncClient:
     """The same for asyncio; use it inside one running loop."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is host:port; the connection is made by the first call."""
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._generation = stubs.GenerationStub(self._channel)
-        self._control = stubs.ControlStub(self._channel)
-        self._spec_info = stubs.SpecInfoStub(self._channel)
+    def __init__(
+        self, address: str, *, api_key: str | None = None, tls_ca: str | None = None
+    ) -> None:
+        """As `Client` has it."""
+        keyed = Access(address, api_key, tls_ca).aio_channel()
+        self._channel = keyed.channel
+        self._generation = stubs.GenerationStub(keyed)
+        self._control = stubs.ControlStub(keyed)
+        self._spec_info = stubs.SpecInfoStub(keyed)
 
     async def __aenter__(self) -> Self:
         return self
@@ -262,25 +268,6 @@ class AsyncClient:
     async def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
         await _aio_unary(self._control.Abort, to_proto.abort_of(request_id))
-
-
-def is_reachable(address: str, timeout_s: float = _CONNECT_TIMEOUT_S) -> bool:
-    """Whether something that speaks gRPC answers at host:port. A refusal is known at once."""
-    ends = {grpc.ChannelConnectivity.READY: True, grpc.ChannelConnectivity.TRANSIENT_FAILURE: False}
-    found: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def follow(state: grpc.ChannelConnectivity) -> None:
-        if state in ends:
-            found.put(ends[state])
-
-    with grpc.insecure_channel(address) as channel:
-        channel.subscribe(follow, try_to_connect=True)
-        try:
-            return found.get(timeout=timeout_s)
-        except queue.Empty:
-            return False
-        finally:
-            channel.unsubscribe(follow)
 
 
 def _unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ANN401

@@ -48,6 +48,18 @@ class NotFound(SpecserveError):
     code = "NOT_FOUND"
 
 
+class Unauthenticated(SpecserveError):
+    """The request has no API key that is known."""
+
+    code = "UNAUTHENTICATED"
+
+
+class Forbidden(SpecserveError):
+    """The request's key is known, and not one for this."""
+
+    code = "PERMISSION_DENIED"
+
+
 class Failed(SpecserveError):
     """The service or its model failed; the text, unlike that of a defect, is meant for users."""
 
@@ -66,8 +78,11 @@ class DeadlineExceeded(SpecserveError):
 
 _KINDS: dict[str, type[SpecserveError]] = {
     kind.code: kind
-    for kind in (Unsupported, Exhausted, Unavailable, NotFound, Failed, Cancelled, DeadlineExceeded)
-}
+    for kind in (
+        Unsupported, Exhausted, Unavailable, NotFound, Unauthenticated, Forbidden, Failed,
+        Cancelled, DeadlineExceeded,
+    )
+}  # fmt: skip
 
 
 def from_code(code: str, message: str) -> SpecserveError:

@@ -20,6 +20,7 @@ from specserve.api.events import Event
 from specserve.api.from_proto import call_of
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.keys import caller, require_admin
 from specserve.api.service import Service
 from specserve.api.status import Context, with_status
 from specserve.api.to_proto import (
@@ -119,18 +120,20 @@ class ControlServicer:
 
     @with_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        self._service.hub.abort(request.request_id, Cancelled("the request was aborted"))
+        error = Cancelled("the request was aborted")
+        self._service.hub.abort(request.request_id, caller.get(), error)
         return pb.AbortResponse()
 
 
 class AdminServicer:
-    """For operators."""
+    """For operators: where there are keys, those named so."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     @with_status
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        require_admin()
         timeout_s = self._service.config.server.drain_timeout_s
         if request.HasField("timeout_s"):
             timeout_s = request.timeout_s
@@ -142,6 +145,7 @@ class AdminServicer:
 
     @with_status
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
+        require_admin()
         num_rounds = request.num_rounds if request.HasField("num_rounds") else 20
         if not 1 <= num_rounds <= _MAX_PROFILE_ROUNDS:
             raise InvalidField("num_rounds", f"{num_rounds} is not within 1 to 1000")

@@ -9,12 +9,14 @@ request and nothing else. When the target is lost, every open request ends with 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from specserve.api.keys import Tenant
 from specserve.api.open_request import OpenRequest
 from specserve.errors import Busy, Exhausted, InvalidField, SpecserveError, Unavailable
 from specserve.transport.control.control import ApiControl, Received
@@ -59,15 +61,21 @@ class Hub:
         control_dir: Path,
         *,
         max_requests: int,
+        max_per_tenant: int,
         buffer_rounds: int,
         silence_s: float,
     ) -> None:
-        """`silence_s`: a target that sends nothing for this long counts as lost."""
+        """`silence_s`: a target that sends nothing for this long counts as lost.
+
+        `max_per_tenant` of `max_requests` in flight may be one tenant's; 0: all.
+        """
         self._control = ApiControl(control_dir)
-        self._max_requests = max_requests
+        self._max_requests, self._max_per_tenant = max_requests, max_per_tenant
         self._buffer_rounds = buffer_rounds
         self._silence_s = silence_s
-        self._requests: dict[str, OpenRequest] = {}
+        # By tenant and id: nobody can end, or even notice, what another tenant asks for.
+        self._requests: dict[tuple[str, str], OpenRequest] = {}
+        self._num_of_tenant: Counter[str] = Counter()
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_admitted = 0
         self._idle = asyncio.Event()
@@ -105,13 +113,13 @@ class Hub:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def admit(self, request_id: str) -> OpenRequest:
+    def admit(self, request_id: str, tenant: Tenant) -> OpenRequest:
         """Reserve a place before any work is done.
 
         Raises:
             Unavailable: loading, draining, or the target is lost.
-            Busy: too many requests in flight.
-            InvalidField: a live request has this id.
+            Busy: too many requests in flight, of all or of this tenant.
+            InvalidField: a live request of this tenant has this id.
         """
         if self.lost.is_set():
             self._raise_lost()
@@ -119,18 +127,25 @@ class Hub:
             raise Unavailable("draining: the service takes no new requests")
         if not self.ready.done():
             raise Unavailable("loading: the target is not ready yet")
-        if request_id in self._requests:
+        key = (tenant.identity, request_id)
+        if key in self._requests:
             raise InvalidField("request_id", "a running request has this id")
         if len(self._requests) >= self._max_requests:
             raise Busy(
                 f"server.max_queued_requests: {self._max_requests} requests are in flight, "
                 "which is the limit"
             )
+        if 0 < self._max_per_tenant <= self._num_of_tenant[tenant.identity]:
+            raise Busy(
+                f"server.max_requests_per_key: {self._max_per_tenant} requests of the key "
+                f"{tenant.shown} are in flight, which is the limit"
+            )
         self._num_admitted += 1
         # Never reused: a client may reuse its id while rounds of the aborted namesake still arrive.
         wire_id = f"{self._num_admitted}:{request_id[:32]}"
-        opened = OpenRequest(request_id, wire_id, self._buffer_rounds)
-        self._requests[request_id] = self._by_wire_id[wire_id] = opened
+        opened = OpenRequest(tenant, request_id, wire_id, self._buffer_rounds)
+        self._requests[key] = self._by_wire_id[wire_id] = opened
+        self._num_of_tenant[tenant.identity] += 1
         self._idle.clear()
         return opened
 
@@ -151,21 +166,28 @@ class Hub:
 
     def release(self, opened: OpenRequest) -> None:
         """The reader is gone; what the target still does for it is ended. Idempotent."""
-        if self._requests.get(opened.request_id) is not opened:
+        identity = opened.tenant.identity
+        if self._by_wire_id.pop(opened.wire_id, None) is None:
             return
-        del self._requests[opened.request_id], self._by_wire_id[opened.wire_id]
+        del self._requests[identity, opened.request_id]
+        self._num_of_tenant[identity] -= 1
+        if not self._num_of_tenant[identity]:
+            del self._num_of_tenant[identity]  # keys come and go
         if not self._requests:
             self._idle.set()
         if opened.submitted and not opened.ended:
             opened.ended = True
             self._send_quietly(Abort(opened.wire_id))
 
-    def abort(self, request_id: str, error: SpecserveError) -> None:
-        """End a request on somebody else's behalf; its reader gets `error`."""
-        opened = self._requests.get(request_id)
+    def abort(self, request_id: str, tenant: Tenant, error: SpecserveError) -> None:
+        """End a request of a tenant's, if it has one of this id; its reader gets `error`."""
+        opened = self._requests.get((tenant.identity, request_id))
         if opened is not None:
-            opened.fail(error)
-            self.release(opened)
+            self._abort(opened, error)
+
+    def _abort(self, opened: OpenRequest, error: SpecserveError) -> None:
+        opened.fail(error)
+        self.release(opened)
 
     # --- the service ------------------------------------------------------------------------
 
@@ -217,9 +239,7 @@ class Hub:
         self._lost_detail = detail
         self.lost.set()
         error = Unavailable(detail)
-        for opened in list(self._requests.values()):
-            opened.fail(error)
-            self.release(opened)
+        self._fail_all(error)
         for profile in self._profiles.values():
             if not profile.done():  # answered in this very turn of the loop
                 profile.set_exception(error)
@@ -289,7 +309,7 @@ class Hub:
             if opened is not None and not opened.add_delta(message.round_id, delta):
                 limit = self._buffer_rounds
                 text = f"stream_buffer_rounds: the reader lags {limit} rounds behind, the limit"
-                self.abort(opened.request_id, Exhausted(text))
+                self._abort(opened, Exhausted(text))
 
     def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:
         if opened := self._by_wire_id.get(message.request_id):
@@ -320,8 +340,8 @@ class Hub:
             profile.set_result(message)
 
     def _fail_all(self, error: SpecserveError) -> None:
-        for request_id in list(self._requests):
-            self.abort(request_id, error)
+        for opened in list(self._requests.values()):
+            self._abort(opened, error)
 
     def _send_quietly(self, message: Hello | Abort | StopSample | Drain | Profile) -> None:
         """For what cannot be refused: a target that stopped reading is lost, not slow."""

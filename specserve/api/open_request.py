@@ -7,6 +7,7 @@ Knows the limit of its buffer and nothing of who fills it.
 import asyncio
 from collections import deque
 
+from specserve.api.keys import Tenant
 from specserve.errors import SpecserveError
 from specserve.types import PromptLogprobs, RequestEnd, SampleDelta
 
@@ -17,8 +18,9 @@ TargetEvent = RoundDeltas | PromptLogprobs | RequestEnd
 class OpenRequest:
     """A request between admission and its end, and what its reader has not read yet."""
 
-    def __init__(self, request_id: str, wire_id: str, max_rounds: int) -> None:
-        self.request_id = request_id  # the client's
+    def __init__(self, tenant: Tenant, request_id: str, wire_id: str, max_rounds: int) -> None:
+        self.tenant = tenant
+        self.request_id = request_id  # the client's, which another tenant's may equal
         self.wire_id = wire_id  # the target's
         self.submitted = False
         self.ended = False  # the target knows it no longer

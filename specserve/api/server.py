@@ -5,21 +5,25 @@ Knows how to start and stop; knows neither requests nor processes.
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
+import grpc
 import grpc.aio
 from grpc_reflection.v1alpha import reflection
 
 from specserve.api import grpc as front_end
 from specserve.api import health
+from specserve.api.grpc_keys import KeyRequired
 from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
 from specserve.errors import SpecserveError, Unsupported
-from specserve.settings.config import HOST
+from specserve.settings.config import ServerConfig
 
 _MAX_HEADER_BYTES = 16 * 1024
 # Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused
 # calls that are still closing count as streams.
 _MAX_STREAMS = 65_536
+_HANDSHAKE_MS = 10_000  # after which a connection that has said nothing is ended
 _SHUTDOWN_GRACE_S = 1.0  # for responses already written to reach their clients
 
 
@@ -29,8 +33,9 @@ class GrpcServer:
     def __init__(self, service: Service) -> None:
         """Bind at once; raises Unsupported naming the port if that fails."""
         self._service = service
+        keys = [] if service.keys is None else [KeyRequired(service.keys)]
         self._server = grpc.aio.server(
-            interceptors=[MalformedRequests(front_end.SERVICES)],
+            interceptors=[*keys, MalformedRequests(front_end.SERVICES)],
             options=_options(service.max_message_bytes),
         )
         self._health = health.Health(front_end.SERVICES)
@@ -39,15 +44,16 @@ class GrpcServer:
         front_end.add_servicers(service, self._server)
         names = (*front_end.SERVICES, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        port = service.config.server.grpc_port
+        door = service.config.server
+        place = f"{door.place}:{door.grpc_port}"
         try:
-            self.port = self._server.add_insecure_port(f"{HOST}:{port}")
+            self.port = _listen(self._server, place, door)
         except RuntimeError as error:
             raise Unsupported(
-                f"server.grpc_port: cannot listen on {HOST}:{port}, perhaps it is in use; choose "
+                f"server.grpc_port: cannot listen on {place}, perhaps it is in use; choose "
                 "another with server.grpc_port (0: any free one)"
             ) from error
-        self.address = f"{HOST}:{self.port}"
+        self.address = f"{door.place}:{self.port}"
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -87,6 +93,14 @@ class GrpcServer:
         self._service.close()
 
 
+def _listen(server: grpc.aio.Server, place: str, door: ServerConfig) -> int:
+    """The bound port. Raises RuntimeError."""
+    if door.tls_cert is None or door.tls_key is None:
+        return server.add_insecure_port(place)
+    pair = Path(door.tls_key).read_bytes(), Path(door.tls_cert).read_bytes()
+    return server.add_secure_port(place, grpc.ssl_server_credentials([pair]))
+
+
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # two servers on one port must be an error
@@ -96,5 +110,8 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine has gone
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # Clients ask whether we live while they wait for a whole answer, in which nothing is sent.
+        # None is cut off for asking often: that would end its requests.
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ]

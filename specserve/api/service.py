@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, GenerateCall, limits_of
 from specserve.api.hub import Hub
+from specserve.api.keys import Keys, caller
 from specserve.api.metrics import Metrics
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
@@ -44,9 +45,12 @@ class Service:
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or SamplingParams()
         self.started_s = time.monotonic()
+        key_file = config.server.api_key_file
+        self.keys = None if key_file is None else Keys(Path(key_file))  # None: nobody needs one
         self.hub = Hub(
             control_dir,
             max_requests=config.server.max_queued_requests,
+            max_per_tenant=config.server.max_requests_per_key,
             buffer_rounds=buffer_rounds,
             silence_s=config.engine.hang_timeout_s,
         )
@@ -89,7 +93,8 @@ class Service:
         return ready
 
     def session(self, call: GenerateCall) -> Session:
-        return Session(call, self.hub, self.tokenizer, self.metrics, self.tracer)
+        """On the caller's behalf."""
+        return Session(call, caller.get(), self.hub, self.tokenizer, self.metrics, self.tracer)
 
     def _name(self) -> str:
         """Of what is served; empty before it is known."""

@@ -20,6 +20,7 @@ import msgspec
 from specserve.api.call import GenerateCall, SpecOptions, limits_of
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
+from specserve.api.keys import Tenant, salt_of
 from specserve.api.metrics import Metrics
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
@@ -57,12 +58,14 @@ class Session:
     def __init__(
         self,
         call: GenerateCall,
+        tenant: Tenant,
         hub: Hub,
         tokenizer: TextTokenizer,
         metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
         self._call = call
+        self._tenant = tenant
         self._metrics = metrics
         self._tracer = tracer
         self._hub = hub
@@ -114,7 +117,7 @@ class Session:
             self._tracer.record(served)
 
     async def _serve(self) -> AsyncGenerator[Event]:
-        opened = self._hub.admit(self.request_id)
+        opened = self._hub.admit(self.request_id, self._tenant)
         try:
             request = await self._in_time(self._prepare())
             self._hub.submit(opened, request)
@@ -159,7 +162,8 @@ class Session:
             max_verify_len=max_verify_len,
             min_tokens_per_s=call.min_tokens_per_s,
         )
-        return validate_request(request, limits)
+        request = validate_request(request, limits)  # which names what the caller sent
+        return msgspec.structs.replace(request, cache_salt=salt_of(self._tenant, call.cache_salt))
 
     def _read_round(self, opened: OpenRequest, deltas: list[SampleDelta]) -> Iterator[Event]:
         for delta in deltas:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from specserve.access import Access
 from specserve.api.call import SpecOptions
 from specserve.api.events import Completion
 from specserve.audit.report import Served
@@ -35,8 +36,9 @@ class Progress(Protocol):
 class Asker:
     """One service, asked by several requests at a time; for use inside one event loop."""
 
-    def __init__(self, address: str, progress: Progress) -> None:
-        self._client = AsyncClient(address)
+    def __init__(self, access: Access, progress: Progress) -> None:
+        """Raises InvalidField for a file of `access` that cannot be read."""
+        self._client = AsyncClient(access.address, api_key=access.api_key, tls_ca=access.tls_ca)
         self._progress = progress
 
     async def __aenter__(self) -> Self:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+from specserve.access import Access
 from specserve.api.events import Completion
 from specserve.audit.asking import Asker, Progress
 from specserve.audit.cases import Case, cases_of
@@ -38,7 +39,7 @@ from specserve.errors import Unsupported
 
 _MOST_PROMPT_TOKENS = 48  # before long answers: each answer is computed again behind them
 _MOST_NAMED = 20  # tokens with a log probability, at each place of a long answer
-Service = Callable[[], AbstractContextManager[str]]  # have it running: host:port while inside
+Service = Callable[[], AbstractContextManager[Access]]  # have it running while inside
 
 
 class Audited(msgspec.Struct, frozen=True):
@@ -80,8 +81,8 @@ def run_audit(
     plan: Plan, reference: Service, audited: Sequence[Audited], progress: Progress
 ) -> Report:
     """Ask, compare, judge. Raises SpecserveError when a service fails or cannot be audited."""
-    with reference() as address:
-        plain = asyncio.run(_plain(plan, address, progress))
+    with reference() as access:
+        plain = asyncio.run(_plain(plan, access, progress))
     exact: list[Check] = []
     sampled: list[DistributionCheck] = []
     served = plain.served
@@ -97,17 +98,17 @@ def run_audit(
 def _asked(
     plan: Plan, plain: _Plain, audited: Audited, progress: Progress
 ) -> tuple[_Drafted, _Long]:
-    with audited.as_it_is() as address:
-        found = asyncio.run(_drafted(plan, plain, address, progress))
+    with audited.as_it_is() as access:
+        found = asyncio.run(_drafted(plan, plain, access, progress))
         if audited.every_draft is None:
-            return found, asyncio.run(_long_answers(plan, plain.cases, address, progress))
-    with audited.every_draft() as address:
-        return found, asyncio.run(_long_answers(plan, plain.cases, address, progress))
+            return found, asyncio.run(_long_answers(plan, plain.cases, access, progress))
+    with audited.every_draft() as access:
+        return found, asyncio.run(_long_answers(plan, plain.cases, access, progress))
 
 
-async def _plain(plan: Plan, address: str, progress: Progress) -> _Plain:
+async def _plain(plan: Plan, access: Access, progress: Progress) -> _Plain:
     calls = seeded_calls(plan.num_requests, plan.seed)
-    async with Asker(address, progress) as asker:
+    async with Asker(access, progress) as asker:
         return _Plain(
             served=await asker.served(),
             calls=calls,
@@ -116,11 +117,13 @@ async def _plain(plan: Plan, address: str, progress: Progress) -> _Plain:
         )
 
 
-async def _drafted(plan: Plan, plain: _Plain, address: str, progress: Progress) -> _Drafted:
-    async with Asker(address, progress) as asker:
+async def _drafted(plan: Plan, plain: _Plain, access: Access, progress: Progress) -> _Drafted:
+    async with Asker(access, progress) as asker:
         served = await asker.served()
         if served.speculation == "off":
-            raise Unsupported(f"the service at {address} does not speculate: nothing to audit")
+            raise Unsupported(
+                f"the service at {access.address} does not speculate: nothing to audit"
+            )
         answers = await drafted_answers(asker, plain.calls, plan.seed)
         promised = plain.served.deterministic and served.deterministic
         method = served.verification
@@ -134,9 +137,9 @@ async def _drafted(plan: Plan, plain: _Plain, address: str, progress: Progress) 
 
 
 async def _long_answers(
-    plan: Plan, cases: Sequence[Case], address: str, progress: Progress
+    plan: Plan, cases: Sequence[Case], access: Access, progress: Progress
 ) -> _Long:
-    async with Asker(address, progress) as asker:
+    async with Asker(access, progress) as asker:
         served = await asker.served()
         method, rounding, allowed = served.verification, ROUNDING, ALLOWED
         if served.deterministic:

@@ -16,7 +16,7 @@ from specserve.commands.audit_report import as_json, print_report
 from specserve.commands.connection import (
     add_connection_options,
     refuse_idle_settings,
-    require_service,
+    running_service,
 )
 from specserve.commands.service_options import command_line, overrides
 from specserve.errors import InvalidField
@@ -27,6 +27,7 @@ from specserve.settings.config import DEFAULT_MODE, SpeculationConfig, load_conf
 from specserve.settings.topology import parse_topology
 
 if TYPE_CHECKING:
+    from specserve.access import Access
     from specserve.audit.run import Audited, Service
 
 HELP = "check that speculation leaves the output as it is"
@@ -73,8 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     with _Stages() as stages:
         if arguments.connect is not None:
-            require_service(arguments.connect)
-            running = partial(nullcontext, str(arguments.connect))
+            running = partial(nullcontext, running_service(arguments))
             reference, audited = running, [Audited(running)]
         else:
             reference, audited = _own_services(arguments, stages)
@@ -141,11 +141,13 @@ def _text(changes: dict[str, str]) -> str:
 @contextmanager
 def _started(
     flags: list[str], stages: "_Stages", changes: dict[str, str], text: str
-) -> Generator[str]:
+) -> Generator["Access"]:
+    from specserve.access import Access
+
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     stages.begin(text)
     with local_service([*flags, *words]) as address:
-        yield address
+        yield Access(address)
 
 
 def _count(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specserve.api.call import ChatMessage
 from specserve.api.events import Finished
-from specserve.commands.connection import add_connection_options, service_address
+from specserve.commands.connection import add_connection_options, client_of
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.processes.standard_streams import (
@@ -62,13 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the end of input; raises SpecserveError if there is no service."""
-    from specserve.client import Client
-
     require_stdout()
     require_stdin()
     options = _read_options(arguments)
     opening = [ChatMessage("system", arguments.system)] if arguments.system else []
-    with service_address(arguments) as address, Client(address) as client:
+    with client_of(arguments) as client:
         client.server_info()  # before anybody types a question that nobody answers
         messages = list(opening)
         all_answered = True

@@ -16,6 +16,9 @@ from specserve.settings.config import Config, Placement, ResolvedConfig
 _NONE_MEANS = {  # where a resolved configuration may hold None
     "model.ballast": "none",
     "server.http_port": "none",
+    "server.api_key_file": "none",
+    "server.tls_cert": "none",
+    "server.tls_key": "none",
     "engine.kv_memory": "what is free once the weights are loaded",
     "speculation.drafter": "none",
     "speculation.colocated_drafter": "none",

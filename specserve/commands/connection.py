@@ -2,17 +2,26 @@
 """`--connect`, or a service of one's own for the length of one command."""
 
 import argparse
+import os
 import shlex
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from specserve.commands.service_options import add_service_options, as_typed, command_line
 from specserve.errors import InvalidField, Unavailable
 from specserve.processes.local_service import local_service
+from specserve.settings.key_file import read_keys
+
+if TYPE_CHECKING:
+    from specserve.access import Access
+    from specserve.client import Client
 
 _LARGEST_PORT = 65_535
+_KEY_VARIABLE = "SPECSERVE_API_KEY"
 _HELP_OF_OWN = {  # where `local_service` has another default than `launch`
     "--port": "gRPC port (default: any free one)",
     "--log-level": "debug, info, warning or error (default warning)",
@@ -31,15 +40,35 @@ def host_port(word: str) -> str:
     return word
 
 
-def require_service(address: str) -> None:
-    """Raises Unavailable, naming `--connect`, where nothing can be asked."""
-    from specserve.client import is_reachable  # gRPC is slow to import
+def running_service(arguments: argparse.Namespace) -> "Access":
+    """That of `--connect`. Raises Unavailable where nothing can be asked, or InvalidField."""
+    from specserve.access import Access, is_reachable  # gRPC is slow to import
 
-    if not is_reachable(address):
+    access = Access(arguments.connect, _api_key(arguments), arguments.tls_ca)
+    if not is_reachable(access):
+        with_tls = " with TLS (--tls-ca)" if arguments.tls_ca is not None else ""
         raise Unavailable(
-            f"--connect: no service answers at {address}; correct the address, "
+            f"--connect: no service answers at {access.address}{with_tls}; correct the address, "
             "or start one with: specserve launch"
         )
+    return access
+
+
+def _api_key(arguments: argparse.Namespace) -> str | None:
+    """The first of the file, or what the environment says."""
+    if arguments.api_key_file is not None:
+        return read_keys(arguments.api_key_file, "--api-key-file")[0].key
+    return os.environ.get(_KEY_VARIABLE) or None
+
+
+def add_access_options(parser: argparse.ArgumentParser, help_of_connect: str) -> None:
+    """`--connect`, and what gets one in there."""
+    add = parser.add_argument
+    add("--connect", type=host_port, metavar="HOST:PORT", help=help_of_connect)
+    key_help = f"of --connect: its first key is sent (default: the variable {_KEY_VARIABLE})"
+    add("--api-key-file", type=Path, metavar="FILE", help=key_help)
+    tls_help = "of --connect: PEM file of the certificates to trust, or public for the usual ones"
+    add("--tls-ca", metavar="FILE", help=tls_help)
 
 
 def add_connection_options(
@@ -49,31 +78,46 @@ def add_connection_options(
 
     `other_help` is that of `add_service_options`.
     """
-    parser.add_argument(
-        "--connect",
-        type=host_port,
-        metavar="HOST:PORT",
-        help="use a running service; without it one is started, and stopped afterwards",
-    )
-    add_service_options(parser, {**_HELP_OF_OWN, **(other_help or {})})
+    usage = "use a running service; without it one is started, and stopped afterwards"
+    add_access_options(parser, usage)
+    add_service_options(parser, {**_HELP_OF_OWN, **(other_help or {})}, is_private=True)
 
 
 @contextmanager
-def service_address(arguments: argparse.Namespace) -> Generator[str]:
-    """host:port to talk to while inside. Raises SpecserveError if there is none."""
+def client_of(arguments: argparse.Namespace) -> Generator["Client"]:
+    """To talk to a service while inside. Raises SpecserveError if there is none."""
+    from specserve.client import Client
+
     refuse_idle_settings(arguments)
     if arguments.connect is not None:
-        require_service(arguments.connect)
-        yield arguments.connect
+        with client_at(running_service(arguments)) as client:
+            yield client
         return
     with ExitStack() as stack:
         with _spinner("starting a service"):
             address = stack.enter_context(local_service(command_line(arguments)))
-        yield address
+        with Client(address) as client:
+            yield client
+
+
+def client_at(access: "Access") -> "Client":
+    """To be closed by the caller. Raises InvalidField for a file that cannot be read."""
+    from specserve.client import Client
+
+    return Client(access.address, api_key=access.api_key, tls_ca=access.tls_ca)
+
+
+def refuse_idle_access(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField for what gets one into a running service where none is meant."""
+    for flag in ("api_key_file", "tls_ca"):
+        if arguments.connect is None and getattr(arguments, flag) is not None:
+            name = "--" + flag.replace("_", "-")
+            raise InvalidField(name, "is of use with --connect HOST:PORT alone; drop it")
 
 
 def refuse_idle_settings(arguments: argparse.Namespace) -> None:
-    """Raise InvalidField for flags of a service beside `--connect`, which starts none."""
+    """Raise InvalidField for flags of a service beside `--connect`, and the other way round."""
+    refuse_idle_access(arguments)
     words = as_typed(arguments)
     if arguments.connect is not None and words:
         problem = f"a running service keeps its own settings; drop {shlex.join(words)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from specserve.api.call import SpecOptions
-from specserve.commands.connection import add_connection_options, service_address
+from specserve.commands.connection import add_connection_options, client_of
 from specserve.commands.remarks import unshown_remark
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField
@@ -46,12 +46,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; raises SpecserveError."""
-    from specserve.client import Client  # gRPC is slow to import, and --help needs none of it
-
     require_stdout()
     options = read_sampling(arguments)
     prompt = _read_stdin() if arguments.prompt == "-" else str(arguments.prompt)
-    with service_address(arguments) as address, Client(address) as client:
+    with client_of(arguments) as client:
         if arguments.json:
             options["spec"] = SpecOptions(return_stats=True)
             completion = client.generate(prompt, **options)

@@ -12,7 +12,12 @@ import msgspec
 
 from specserve import __version__
 from specserve.commands.config_table import config_rows, in_words
-from specserve.commands.connection import host_port, require_service
+from specserve.commands.connection import (
+    add_access_options,
+    client_at,
+    refuse_idle_access,
+    running_service,
+)
 from specserve.errors import InvalidField
 from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec, read_spec
@@ -44,9 +49,7 @@ Section = dict[str, object]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `info`."""
-    parser.add_argument(
-        "--connect", type=host_port, metavar="HOST:PORT", help="show this running service"
-    )
+    add_access_options(parser, "show this running service")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="show what this TOML file would serve"
     )
@@ -62,25 +65,23 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("config", "target", "ballast"):
             if getattr(arguments, name) is not None:
                 raise InvalidField(f"--{name}", "is of no use with --connect")
-        require_service(arguments.connect)
-        sections = _running(arguments.connect)
+        with client_at(running_service(arguments)) as client:
+            sections = _running(client)
     else:
+        refuse_idle_access(arguments)
         sections = _offline(arguments)
     text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else _layout(sections)
     write_stdout(text)
     return 0
 
 
-def _running(address: str) -> dict[str, Section]:
-    from specserve.client import Client
-
-    with Client(address) as client:
-        records = {
-            "service": client.server_info(),
-            "model": client.model_info(),
-            "load": client.load(),
-        }
-        speculation = _speculation(client)
+def _running(client: "Client") -> dict[str, Section]:
+    records = {
+        "service": client.server_info(),
+        "model": client.model_info(),
+        "load": client.load(),
+    }
+    speculation = _speculation(client)
     sections: dict[str, Section] = {
         name: msgspec.to_builtins(record) for name, record in records.items()
     }

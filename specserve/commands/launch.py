@@ -8,6 +8,8 @@ import signal
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from specserve.commands.config_table import config_rows, print_config, telling_rows
 from specserve.commands.remarks import (
     ballast_remark,
@@ -20,7 +22,7 @@ from specserve.commands.remarks import (
 )
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.errors import SpecserveError
-from specserve.processes.launch import launch, require_free_port, resolve_here
+from specserve.processes.launch import launch, require_free_ports, resolve_here
 from specserve.processes.process import (
     ReadyReport,
     die_with_parent,
@@ -29,12 +31,13 @@ from specserve.processes.process import (
 )
 from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
 from specserve.processes.supervisor import EXIT_REFUSED, Ending
-from specserve.settings.config import Config, ResolvedConfig
+from specserve.settings.config import Config, ResolvedConfig, ServerConfig
+from specserve.settings.door import door_remarks
 from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
 
-HELP = "serve a model over gRPC until Ctrl-C"
+HELP = "serve a model over gRPC and HTTP until Ctrl-C"
 EXAMPLES = """examples:
   specserve launch                                      SmolLM2 if installed, on 127.0.0.1:7411
   specserve launch --target tiny                        the embedded model, which babbles
@@ -42,6 +45,7 @@ EXAMPLES = """examples:
   specserve launch --topology 1+1 --speculation async   a draft process that drafts ahead
   specserve launch --target ./Qwen3-0.6B --port 0       a local folder, any free port
   specserve launch --target model-Q4_K_M.gguf           a GGUF file
+  specserve launch --host 0.0.0.0 --api-key-file keys   to other machines, for who has a key
   specserve launch --ballast 60M                        the same text at the cost of 60M
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 
@@ -74,17 +78,32 @@ def run(arguments: argparse.Namespace) -> int:
     announcer = _Announcer(arguments.ready_fd, shows_all=arguments.show_config)
     try:
         wish = read_config(arguments)
+        if arguments.parent_pid is not None:
+            wish = _private(wish)
         config = resolve_here(wish)
         setup_logging("supervisor", config.telemetry.log_level)
-        require_free_port(config.server.grpc_port)
-        if (http_port := config.server.http_port_wish) is not None:
-            require_free_port(http_port, "server.http_port", "--http-port")
+        require_free_ports(config.server)
         announcer.resolved(wish, config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:
         ending = Ending(EXIT_REFUSED, str(error), error.code)
     announcer.ended(ending)
     return ending.exit_code
+
+
+def _private(wish: Config) -> Config:
+    """For the command that started this launch alone, whoever else its file lets in."""
+    usual = ServerConfig()
+    server = msgspec.structs.replace(
+        wish.server,
+        host=usual.host,
+        insecure=usual.insecure,
+        api_key_file=None,
+        max_requests_per_key=usual.max_requests_per_key,
+        tls_cert=None,
+        tls_key=None,
+    )
+    return msgspec.structs.replace(wish, server=server)
 
 
 class _Announcer:
@@ -105,6 +124,8 @@ class _Announcer:
         if (remark := context_remark(wish, config)) is not None:
             log.warning("%s", remark)
         if (remark := unused_remark(wish, config)) is not None:
+            log.warning("%s", remark)
+        for remark in door_remarks(config.server):
             log.warning("%s", remark)
         for remark in (
             target_remark(wish, config),

@@ -25,6 +25,14 @@ _VALUE_FLAGS = (
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
     ("--http-port", "server.http_port", "PORT",
      "of the OpenAI-compatible API; 0 takes any free one (default 8000, with --port 0 any)"),
+    ("--host", "server.host", "ADDRESS",
+     "that both APIs listen on (default 127.0.0.1); others need --api-key-file or --insecure"),
+    ("--api-key-file", "server.api_key_file", "FILE",
+     "keys, one a line, with a name before it if you like; who has none is refused"),
+    ("--max-requests-per-key", "server.max_requests_per_key", "REQUESTS",
+     "in flight of one key; more are refused (default 0: no limit)"),
+    ("--tls-cert", "server.tls_cert", "FILE", "PEM file: certificate, and those that vouch for it"),
+    ("--tls-key", "server.tls_key", "FILE", "PEM file: its key, without a password"),
     ("--max-queued-requests", "server.max_queued_requests", "REQUESTS",
      "in flight; more are refused (default 1024)"),
     ("--drain-timeout-s", "server.drain_timeout_s", "SECONDS",
@@ -65,27 +73,41 @@ _VALUE_FLAGS = (
 _SWITCHES = (
     ("--http", "server.http", "serve the OpenAI-compatible API, too (default)"),
     ("--lenient", "server.lenient", "leave unknown fields of HTTP bodies out, with a warning"),
+    ("--insecure", "server.insecure", "serve on any --host without keys"),
     ("--oversubscribe", "topology.oversubscribe", "share devices, and cores with all that runs"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )
+# Who may reach a service: of no use to one that serves a single command.
+_DOOR = frozenset(
+    f"server.{key}"
+    for key in ("host", "api_key_file", "max_requests_per_key", "tls_cert", "tls_key", "insecure")
+)
 
 
 def add_service_options(
-    parser: argparse.ArgumentParser, other_help: Mapping[str, str] | None = None
+    parser: argparse.ArgumentParser,
+    other_help: Mapping[str, str] | None = None,
+    *,
+    is_private: bool = False,
 ) -> None:
     """Add the flags to `parser`, in a group of their own.
 
     `other_help` has the text, by flag, of those that mean something else to this command than to
-    `launch`.
+    `launch`. `is_private`: the service is the command's own, and nobody else's.
     """
     help_of = other_help or {}
+    left_out: frozenset[str] = _DOOR if is_private else frozenset()
     group = parser.add_argument_group("service")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     for flag, dotted, metavar, text in _VALUE_FLAGS:
+        if dotted in left_out:
+            continue
         group.add_argument(flag, dest=dotted, metavar=metavar, help=help_of.get(flag, text))
     for flag, dotted, text in _SWITCHES:
+        if dotted in left_out:
+            continue
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, dest=dotted, action=action, default=None, help=text)
     group.add_argument(
@@ -114,7 +136,7 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
     values = vars(arguments)
     given: dict[str, str] = {}
     for _, dotted, *_ in (*_VALUE_FLAGS, *_SWITCHES):
-        value = values[dotted]
+        value = values.get(dotted)
         if value is not None:
             given[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
     given.update(parse_override(assignment) for assignment in arguments.assignments)
@@ -126,10 +148,10 @@ def as_typed(arguments: argparse.Namespace) -> list[str]:
     values = vars(arguments)
     words = ["--config", str(arguments.config)] if arguments.config else []
     for flag, dotted, *_ in _VALUE_FLAGS:
-        if values[dotted] is not None:
+        if values.get(dotted) is not None:
             words += [flag, values[dotted]]
     for flag, dotted, _ in _SWITCHES:
-        if values[dotted] is not None:
+        if values.get(dotted) is not None:
             words.append(flag if values[dotted] else flag.replace("--", "--no-", 1))
     for assignment in arguments.assignments:
         words += ["--set", assignment]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from specserve.commands.connection import host_port, require_service
+from specserve.commands.connection import add_access_options, client_at, running_service
 from specserve.errors import SpecserveError, Unavailable
 from specserve.processes.standard_streams import require_stdout, write_stdout
 
@@ -38,13 +38,8 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `top`."""
-    parser.add_argument(
-        "--connect",
-        type=host_port,
-        default=_USUAL_ADDRESS,
-        metavar="HOST:PORT",
-        help=f"the service's gRPC address (default {_USUAL_ADDRESS})",
-    )
+    add_access_options(parser, f"the service's gRPC address (default {_USUAL_ADDRESS})")
+    parser.set_defaults(connect=_USUAL_ADDRESS)
     parser.add_argument(
         "--interval",
         type=_interval,
@@ -59,11 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Show frames; 0 after Ctrl-C. Raises SpecserveError when the service has gone."""
     require_stdout()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says itself that a service has gone
-    require_service(arguments.connect)
-    from specserve.client import Client  # gRPC is slow to import
-
+    access = running_service(arguments)
     console = Console()
-    with Client(arguments.connect) as client:
+    with client_at(access) as client:
         frames = _frames(client, arguments.connect, arguments.interval)
         try:
             if arguments.once or not console.is_terminal:

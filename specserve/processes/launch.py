@@ -21,7 +21,8 @@ from specserve.processes.process import ReadyReport
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervisor import Ending, Supervisor
-from specserve.settings.config import HOST, Config, ResolvedConfig, write_resolved
+from specserve.settings.config import Config, ResolvedConfig, ServerConfig, write_resolved
+from specserve.settings.door import require_safe_door
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.hardware import probe
 from specserve.settings.model_name import model_name
@@ -38,6 +39,7 @@ def resolve_here(config: Config) -> ResolvedConfig:
     """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
     if (endpoint := config.telemetry.otlp_endpoint) is not None:
         require_traces(endpoint)
+    config = msgspec.structs.replace(config, server=require_safe_door(config.server))
     folder = locate_target(config.model.target)
     topology = parse_topology(config.topology.topology)
     hardware = probe()
@@ -87,20 +89,30 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     ]
 
 
-def require_free_port(port: int, setting: str = "server.grpc_port", flag: str = "--port") -> None:
+def require_free_ports(server: ServerConfig) -> None:
     """Fail before loading a model. The API process binds later, and reports a lost race itself.
 
     Raises InvalidField for a port in use, Unsupported for one that this process may not have.
     """
+    _require_free_port(server, server.grpc_port, "server.grpc_port", "--port")
+    if (http_port := server.http_port_wish) is not None:
+        _require_free_port(server, http_port, "server.http_port", "--http-port")
+
+
+def _require_free_port(server: ServerConfig, port: int, setting: str, flag: str) -> None:
+    place = f"{server.place}:{port}"
     try:
-        with socket.socket() as listener:
+        with socket.socket(server.family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((HOST, port))
+            listener.bind((server.host, port))
     except PermissionError as error:
         raise Unsupported(f"{setting}: no permission to listen on {port}") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            problem = f"{HOST}:{port} is in use; {flag} 0 takes any free one"
-            raise InvalidField(setting, problem) from error
-        problem = f"{setting}: cannot listen on {HOST}:{port}: {error.strerror}"
-        raise Unsupported(problem) from error
+            raise InvalidField(
+                setting, f"{place} is in use; {flag} 0 takes any free one"
+            ) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            problem = f"{server.host} is no address of this machine; 0.0.0.0 is all of them"
+            raise InvalidField("server.host", problem) from error
+        raise Unsupported(f"{setting}: cannot listen on {place}: {error.strerror}") from error

@@ -7,6 +7,7 @@ hardware.
 """
 
 import re
+import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.
 
 # What nobody has a reason to choose, and several processes have to agree on.
 USUAL_HTTP_PORT = 8000  # as of other engines, whose clients ask there
-HOST = "127.0.0.1"  # that the API listens on: there is no authentication
+LOOPBACK = "127.0.0.1"
 BLOCK_SIZE = 16  # tokens of a KV block
 # The likeliest tokens that a draft distribution keeps, in the rejection family. What is cut off is
 # lost to acceptance, and a small model's distributions are flat: see bench/LOG.md.
@@ -91,15 +92,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[server]`: the door."""
+    """`[server]`: the door. What goes together and what does not is in `settings.door`."""
 
+    # IP address that both APIs listen on. Others than loopback need keys, or `insecure`.
+    host: Text = LOOPBACK
     grpc_port: Port = 7411  # 0: any free port, printed at start
     http: bool = True  # the OpenAI-compatible API, beside gRPC
     # 0: any free port; None: 8000, or any free one where `grpc_port` is 0.
     http_port: Port | None = None
+    api_key_file: Text | None = None  # see `settings.key_file`; None: nobody needs a key
+    insecure: bool = False  # nobody needs a key on any host
+    max_requests_per_key: Annotated[int, Meta(ge=0, le=32_768)] = 0  # in flight; 0: no limit
+    tls_cert: Text | None = None  # PEM files; None: no TLS
+    tls_key: Text | None = None
     lenient: bool = False  # unknown fields of HTTP bodies are left out with a warning, not refused
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
+
+    @property
+    def place(self) -> str:
+        """`host` as it stands before a colon and a port."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     @property
     def http_port_wish(self) -> int | None:

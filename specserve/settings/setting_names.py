@@ -20,8 +20,6 @@ REMOVED = {
     "topology.collectives": "leave it out: ranks meet over nccl on GPUs of their own, else gloo",
     "engine.num_blocks": "write engine.kv_memory (--kv-memory SIZE, such as 8GiB)",
     "engine.block_size": "leave it out: KV blocks have 16 tokens",
-    "server.host": "leave it out: the API has no authentication and listens on 127.0.0.1 alone; "
-    "forward its port, as with ssh -L",
     "server.max_samples": "leave it out: a request may have an n of up to 64",
     "server.max_logprobs": "leave it out: a request may ask for up to 20 log probabilities",
     "server.max_message_bytes": "leave it out: a message has up to 16 MiB, and streams have any "

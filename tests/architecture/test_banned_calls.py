@@ -7,8 +7,19 @@ import pytest
 
 from tests.architecture.sources import ROOT, parse, source_files
 
-BANNED_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
-BANNED_NAMES = {"eval", "exec", "print"}
+BANNED_MODULES = {
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "multiprocessing",  # whose queues, pipes and managers pickle what they carry
+    "pickle",
+    "shelve",
+    "xmlrpc",
+}
+BANNED_NAMES = {"__import__", "eval", "exec", "print"}
 BANNED_ATTRIBUTES = {
     "recv_pyobj",
     "send_pyobj",
@@ -19,7 +30,22 @@ BANNED_ATTRIBUTES = {
     "send_object_list",
     "recv_object_list",
 }
-BANNED_DOTTED = {"torch.load", "builtins.eval", "builtins.exec"}
+BANNED_DOTTED = {
+    "builtins.eval",
+    "builtins.exec",
+    "os.popen",
+    "os.system",
+    "torch.distributed.rpc",
+    "torch.hub.load",
+    "torch.jit.load",
+    "torch.load",
+    "torch.package",
+    "yaml.full_load",
+    "yaml.load",
+    "yaml.unsafe_load",
+}
+# `weights_only=True` was got around more than once: what torch has pickled is not read at all.
+BANNED_KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "weights_only"}
 
 
 def banned_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -34,8 +60,12 @@ def banned_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name  # type: ignore[attr-defined]
         if isinstance(node, ast.Name) and node.id in BANNED_NAMES:
             yield node.lineno, node.id
-        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            yield node.value.lineno, "trust_remote_code"
+        if isinstance(node, ast.keyword) and node.arg in BANNED_KEYWORDS and not _is_false(node):
+            yield node.value.lineno, node.arg
+
+
+def _is_false(keyword: ast.keyword) -> bool:
+    return isinstance(keyword.value, ast.Constant) and keyword.value.value is False
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -74,6 +104,16 @@ def test_no_banned_call():
         "f = exec",
         "print('x')",
         "from_pretrained(folder, trust_remote_code=True)",
+        "from yaml import load",
+        "yaml.unsafe_load(text)",
+        "np.load(path, allow_pickle=True)",
+        "load(path, weights_only=True)",
+        "from multiprocessing import Queue",
+        "import torch.distributed.rpc",
+        "torch.jit.load(path)",
+        "subprocess.run(line, shell=True)",
+        "os.system(line)",
+        "__import__(name)",
     ],
 )
 def test_the_lint_sees_a_planted_call(planted):
@@ -82,4 +122,5 @@ def test_the_lint_sees_a_planted_call(planted):
 
 def test_the_lint_leaves_harmless_code_alone():
     harmless = "safetensors.torch.load_file(path)\nmodel.eval()\njson.load(file)\ngraph.exec"
+    harmless += "\nnp.load(path, allow_pickle=False)"
     assert list(banned_uses(ast.parse(harmless))) == []

@@ -12,12 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from specserve.api.http.connection import Gone, read_content, refuse_unread
 from specserve.api.http.generation import ChatCompletions, Completions
-from specserve.api.http.refusals import Refusal, refusal_of, too_large
+from specserve.api.http.guard import KeyRequired
+from specserve.api.http.refusals import Refusal, Refused, refusal_of
 from specserve.api.http.to_calls import chat_options, messages_of
 from specserve.api.service import Service
 from specserve.errors import InvalidField, NotFound
@@ -28,9 +30,10 @@ _MODEL_TIME = 0  # `created` of a model; nobody knows when it was
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(service: Service) -> Starlette:
+def make_app(service: Service) -> ASGIApp:
     """The ASGI application of `service`."""
-    return _Paths(service).app()
+    app = _Paths(service).app()
+    return app if service.keys is None else KeyRequired(app, service.keys)
 
 
 class _Paths:
@@ -149,20 +152,19 @@ class _Paths:
         )
 
     async def _content(self, request: Request) -> bytes:
-        limit, content = self._service.max_message_bytes, b""
-        async for part in request.stream():
-            content += part
-            if len(content) > limit:
-                raise _Refused(too_large(limit))
-        return content
+        limit = self._service.max_message_bytes
+        return await read_content(request.scope, request.receive, limit)
 
 
-class _Refused(Exception):
-    """With an answer that is no error of ours."""
+class _Unread(Response):
+    """To a request whose body was not read."""
 
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+        super().__init__()
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await refuse_unread(self._refusal, receive, send)
 
 
 def _posts(path: str, endpoint: ASGIApp) -> Route:
@@ -175,8 +177,10 @@ def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)
-        except _Refused as error:
-            return _refused(error.refusal)
+        except Gone:
+            return Response()  # to nobody
+        except Refused as error:
+            return _Unread(error.refusal)
         except Exception as error:  # noqa: BLE001 - the boundary
             return _refused(refusal_of(error))
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from specserve.api.http.refusals import Refusal
+from specserve.api.http.refusals import Refusal, Refused, too_large, too_slow
 
 _JSON = {"content-type": "application/json"}
 _EVENTS = {
@@ -17,11 +17,9 @@ _EVENTS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # of proxies, which would hold pieces back
 }
+BODY_S = 60.0  # for a whole body
+_LINGER_S = 1.0  # that bodies are thrown away for, behind an answer that they were not needed for
 _DONE = b"data: [DONE]\n\n"
-
-
-class TooLarge(Exception):
-    """A body beyond the limit."""
 
 
 class Gone(Exception):
@@ -29,23 +27,48 @@ class Gone(Exception):
 
 
 async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """All of the body. Raises TooLarge before more than `limit` bytes are held, or Gone."""
+    """All of the body.
+
+    Raises Refused before more than `limit` bytes are held or it takes too long; or Gone.
+    """
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
-        raise TooLarge
-    parts: list[bytes] = []
-    size = 0
+        raise Refused(too_large(limit))
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(receive, limit)
+    except TimeoutError as error:
+        raise Refused(too_slow(BODY_S)) from error
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    content = bytearray()  # however small the pieces are
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise TooLarge
-        parts.append(part)
+        content += message.get("body", b"")
+        if len(content) > limit:
+            raise Refused(too_large(limit))
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(content)
+
+
+async def refuse_unread(refusal: Refusal, receive: Receive, send: Send) -> None:
+    """Answer a request whose body nobody wants, and end its connection.
+
+    A connection that is closed over what still comes takes the answer away from its reader, so that
+    is thrown away for a moment.
+    """
+    headers = {**_JSON, **refusal.headers, "connection": "close"}
+    headers["content-length"] = str(len(refusal.body))
+    await send({"type": "http.response.start", "status": refusal.code, "headers": _raw(headers)})
+    await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -108,6 +131,9 @@ class Reply:
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True
-        pairs = {**headers, **self._headers}.items()
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        raw = _raw({**headers, **self._headers})
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

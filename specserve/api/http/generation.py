@@ -20,10 +20,10 @@ from specserve.api.http.bodies import (
     read_body,
 )
 from specserve.api.http.completion_logprobs import Echo, echo_of, prompt_logprobs
-from specserve.api.http.connection import Gone, Reply, TooLarge, read_content, unless_gone
+from specserve.api.http.connection import Gone, Reply, read_content, refuse_unread, unless_gone
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
 from specserve.api.http.merged import merged
-from specserve.api.http.refusals import refusal_of, too_large
+from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
@@ -50,13 +50,12 @@ class GenerationEndpoint(ABC, Generic[Body]):
         self._is_lenient = is_lenient
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self.service.max_message_bytes
         try:
-            content = await read_content(scope, receive, limit)
+            content = await read_content(scope, receive, self.service.max_message_bytes)
         except Gone:
             return
-        except TooLarge:
-            await Reply(send).refuse(too_large(limit))
+        except Refused as error:
+            await refuse_unread(error.refusal, receive, send)
             return
         await unless_gone(receive, self._answer(scope, content, send))
 

@@ -6,7 +6,14 @@ import secrets
 
 import msgspec
 
-from specserve.errors import Busy, Failed, InvalidField, NotFound, SpecserveError
+from specserve.errors import (
+    Busy,
+    Failed,
+    InvalidField,
+    NotFound,
+    SpecserveError,
+    Unauthenticated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +21,8 @@ log = logging.getLogger(__name__)
 _STATUSES = {
     "INVALID_ARGUMENT": (400, "invalid_request_error"),
     "FAILED_PRECONDITION": (400, "invalid_request_error"),
+    "UNAUTHENTICATED": (401, "authentication_error"),
+    "PERMISSION_DENIED": (403, "permission_error"),
     "NOT_FOUND": (404, "not_found_error"),
     "DEADLINE_EXCEEDED": (408, "timeout_error"),
     "CANCELLED": (499, "cancelled_error"),  # as proxies say of requests that their client ended
@@ -34,6 +43,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None = None  # the field that is to blame
     code: int = 500  # the HTTP status, as in vLLM
     retry_after_s: int | None = None
+    challenge: str | None = None  # how to say who asks
 
     @property
     def body(self) -> bytes:
@@ -42,7 +52,17 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        after_s = None if self.retry_after_s is None else str(self.retry_after_s)
+        found = {"retry-after": after_s, "www-authenticate": self.challenge}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Refused(Exception):
+    """With an answer that is no error of ours."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 def refusal_of(error: Exception) -> Refusal:
@@ -59,6 +79,7 @@ def refusal_of(error: Exception) -> Refusal:
             param=_field_of(error),
             code=status,
             retry_after_s=Busy.RETRY_AFTER_S if isinstance(error, Busy) else None,
+            challenge="Bearer" if isinstance(error, Unauthenticated) else None,
         )
     incident = secrets.token_hex(4)
     log.error("incident %s", incident, exc_info=error)
@@ -70,6 +91,12 @@ def _field_of(error: SpecserveError) -> str | None:
     if isinstance(error, NotFound):
         return "model"
     return error.field if isinstance(error, InvalidField) else None
+
+
+def too_slow(limit_s: float) -> Refusal:
+    """A body that did not end within that."""
+    message = f"body: did not end within {limit_s:g} s"
+    return Refusal(message=message, type="timeout_error", param="body", code=408)
 
 
 def too_large(limit: int) -> Refusal:

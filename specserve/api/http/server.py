@@ -9,12 +9,11 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 from specserve.api.http.app import make_app
+from specserve.api.http.limited_protocol import LimitedProtocol
 from specserve.api.service import Service
 from specserve.errors import Unsupported
-from specserve.settings.config import HOST
 
 _BACKLOG = 1024
-_MAX_HEADER_BYTES = 16 * 1024
 _IDLE_S = 75  # that a connection without a request stays open, longer than balancers keep theirs
 _SHUTDOWN_GRACE_S = 1  # for responses already written to reach their clients
 
@@ -32,19 +31,20 @@ class HttpServer:
 
     def __init__(self, service: Service, port: int) -> None:
         """Bind at once; raises Unsupported naming the port if that fails."""
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        door = service.config.server
+        self._socket = socket.socket(door.family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((HOST, port))
+            self._socket.bind((door.host, port))
             self._socket.listen(_BACKLOG)
         except OSError as error:
             self._socket.close()
             raise Unsupported(
-                f"server.http_port: cannot listen on {HOST}:{port}: {error.strerror}; choose "
+                f"server.http_port: cannot listen on {door.place}:{port}: {error.strerror}; choose "
                 "another with --http-port (0: any free one), or none with --no-http"
             ) from error
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{HOST}:{self.port}"
+        self.url = f"{'https' if door.tls_cert else 'http'}://{door.place}:{self.port}"
         config = uvicorn.Config(
             make_app(service),
             lifespan="off",
@@ -52,7 +52,10 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            http=LimitedProtocol,
+            ws="none",
+            ssl_certfile=door.tls_cert,
+            ssl_keyfile=door.tls_key,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
         )

@@ -159,12 +159,15 @@ def rigs_in(model_folder: Path, folder: Path) -> Iterator[Callable[..., Rig]]:
         max_queued_requests: int = 1024,
         lenient: bool = False,
         otlp_endpoint: str | None = None,
+        door: dict[str, Any] | None = None,
         **limits: int,
     ) -> Rig:
-        """`limits`: those of `Service`."""
+        """`door`: what of `ServerConfig` decides who gets in; `limits`: those of `Service`."""
         control_dir = folder / f"control{len(rigs)}"
         control_dir.mkdir(mode=0o700)
-        server = ServerConfig(grpc_port=0, max_queued_requests=max_queued_requests, lenient=lenient)
+        server = ServerConfig(
+            grpc_port=0, max_queued_requests=max_queued_requests, lenient=lenient, **(door or {})
+        )
         telemetry = TelemetryConfig(otlp_endpoint=otlp_endpoint)
         rigs.append(
             Rig(model_folder, control_dir, server, max_model_len, num_drafts, limits, telemetry)

@@ -9,6 +9,7 @@ import pytest
 
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.keys import NOBODY
 from specserve.errors import Cancelled
 from specserve.types import Abort, Submit
 
@@ -120,7 +121,7 @@ def test_an_aborted_id_can_be_reused_at_once_without_old_tokens(endless, stub):
 
 
 async def _abort(rig, request_id):
-    rig.service.hub.abort(request_id, Cancelled("aborted"))
+    rig.service.hub.abort(request_id, NOBODY, Cancelled("aborted"))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_a_watcher_sees_every_change_however_reports_arrive(tmp_path, attached, 
     changes = [now for before, now in zip([None, *states], states, strict=False) if now != before]
 
     async def follow():
-        hub = Hub(tmp_path, max_requests=8, buffer_rounds=64, silence_s=60)
+        hub = Hub(tmp_path, max_requests=8, max_per_tenant=0, buffer_rounds=64, silence_s=60)
         target, health, server = TargetControl(tmp_path), Health(()), grpc.aio.server()
         health.add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from specserve.api.hub import Hub
+from specserve.api.keys import NOBODY
 from specserve.errors import Cancelled, Unavailable
 from specserve.transport.control.control import TargetControl
 from specserve.types import (
@@ -22,7 +23,7 @@ from tests.specserve.api.scripted_target import ready
 
 
 def hub_in(folder, buffer_rounds=64):
-    return Hub(folder, max_requests=8, buffer_rounds=buffer_rounds, silence_s=60)
+    return Hub(folder, max_requests=8, max_per_tenant=0, buffer_rounds=buffer_rounds, silence_s=60)
 
 
 def test_a_reader_that_reads_all_the_time_keeps_up_after_the_loop_was_held_up(tmp_path):
@@ -31,7 +32,7 @@ def test_a_reader_that_reads_all_the_time_keeps_up_after_the_loop_was_held_up(tm
         running = asyncio.create_task(hub.run())
         target.announce(ready(400))
         await hub.ready
-        opened = hub.admit("r")
+        opened = hub.admit("r", NOBODY)
         for round_id in range(1000):
             delta = SampleDelta(opened.wire_id, 0, [1], [TokenOrigin.PLAIN])
             target.send(RoundEvents(round_id, [delta]))
@@ -55,10 +56,10 @@ def test_what_ended_while_its_prompt_was_encoded_never_reaches_the_target(error,
         target.announce(ready(400))
         await hub.ready
         target.receive()  # the greeting
-        opened, other = hub.admit("r"), hub.admit("other")
+        opened, other = hub.admit("r", NOBODY), hub.admit("other", NOBODY)
         sampling = SamplingParams()
         request = Request(request_id="r", prompt_token_ids=[1, 2], sampling=sampling, seed=0)
-        hub.abort("r", error)
+        hub.abort("r", NOBODY, error)
         with pytest.raises(type(error)):
             hub.submit(opened, request)
         hub.submit(other, request)  # what comes first is what was sent first

@@ -85,7 +85,7 @@ def told(tmp_path, caplog):
     """(loads): the lines of a hub whose target sends each of them, an interval apart."""
 
     async def tell(loads: list[Load]) -> list[str]:
-        hub = Hub(tmp_path, max_requests=8, buffer_rounds=64, silence_s=60)
+        hub = Hub(tmp_path, max_requests=8, max_per_tenant=0, buffer_rounds=64, silence_s=60)
         target = TargetControl(tmp_path)
         running = asyncio.create_task(hub.run())
         target.announce(ready(400))

@@ -63,7 +63,6 @@ def test_a_flag_of_another_server_is_answered(words, told, refused):
         ("launch --fan-out-rule=uniform", "leave it out: blocks are shared out by measured"),
         ("launch --wave 4", "leave it out: as many blocks are drafted together"),
         ("launch --saguaro-c .5", "leave it out: drafters draft by their own distributions"),
-        ("launch --host ::1", "leave it out: the API has no authentication and listens on 127"),
         ("launch --block-size 32", "leave it out: KV blocks have 16 tokens"),
         ("launch --page-size 32", "leave it out: KV blocks have 16 tokens"),
         ("launch --max-logprobs 5", "leave it out: a request may ask for up to 20 log prob"),

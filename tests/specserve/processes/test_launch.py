@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from specserve.errors import InvalidField, Unsupported
+from specserve.errors import InvalidField
 from specserve.processes import launch as module
-from specserve.processes.launch import plan_children, require_free_port
-from specserve.settings.config import Placement, ResolvedConfig
+from specserve.processes.launch import plan_children, require_free_ports
+from specserve.settings.config import Placement, ResolvedConfig, ServerConfig
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_port_in_use_is_refused_by_name():
         port = holder.getsockname()[1]
         problem = rf"server\.grpc_port: 127\.0\.0\.1:{port} is in use"
         with pytest.raises(InvalidField, match=problem):
-            require_free_port(port)
+            require_free_ports(ServerConfig(grpc_port=port, http=False))
 
 
 def test_a_machine_without_loopback_says_so(monkeypatch):
@@ -184,6 +184,6 @@ def test_a_machine_without_loopback_says_so(monkeypatch):
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(module.socket, "socket", NoSuchAddress)
-    problem = r"server\.grpc_port: cannot listen on 127\.0\.0\.1:7411: Cannot"
-    with pytest.raises(Unsupported, match=problem):
-        require_free_port(7411)
+    problem = r"server\.host: 127\.0\.0\.1 is no address of this machine"
+    with pytest.raises(InvalidField, match=problem):
+        require_free_ports(ServerConfig())

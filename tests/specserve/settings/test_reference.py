@@ -17,7 +17,6 @@ from specserve.processes.launch import _STARTUP_TIMEOUT_S
 from specserve.settings.config import (
     BLOCK_SIZE,
     DRAFTER_BITS,
-    HOST,
     NUM_KEPT,
     Config,
     known_keys,
@@ -53,9 +52,15 @@ VALUES: dict[str, Any] = {
     "engine.deterministic": False,
     "engine.cuda_graphs": True,
     "engine.hang_timeout_s": 9.5,
+    "server.host": "0.0.0.0",
     "server.grpc_port": 0,
     "server.http": False,
     "server.http_port": 0,
+    "server.api_key_file": "keys",
+    "server.insecure": True,
+    "server.max_requests_per_key": 5,
+    "server.tls_cert": "cert.pem",
+    "server.tls_key": "key.pem",
     "server.lenient": True,
     "server.max_queued_requests": 7,
     "server.drain_timeout_s": 0.0,
@@ -180,7 +185,6 @@ def test_what_is_told_of_constants_is_so():
     batches = BatchSettings()
     for dotted, words in {
         "engine.block_size": f"have {BLOCK_SIZE} tokens",
-        "server.host": f"listens on {HOST} alone",
         "server.max_samples": f"up to {MAX_SAMPLES}",
         "server.max_logprobs": f"up to {MAX_LOGPROBS} log",
         "server.max_message_bytes": f"up to {mib:g} MiB",

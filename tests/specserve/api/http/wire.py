@@ -1,0 +1,91 @@
+"""Requests written by hand, byte by byte, as no client library would send them."""
+
+import socket
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+
+def connected(url: str, timeout_s: float = 20) -> socket.socket:
+    """A connection to a service, on which nothing has been said."""
+    place = urlsplit(url)
+    assert place.hostname
+    assert place.port
+    return socket.create_connection((place.hostname, place.port), timeout=timeout_s)
+
+
+def head(
+    target: str, method: str = "GET", headers: Iterable[str] = ("Host: h",), version: str = "1.1"
+) -> bytes:
+    """A request without a body; nothing is escaped."""
+    lines = [f"{method} {target} HTTP/{version}", *headers]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+def status(answer: bytes) -> int:
+    """Of the first answer in `answer`; 0: there is none."""
+    words = answer.split(b" ", 2)
+    return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/1.") else 0
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the other side ends the connection."""
+    parts = []
+    try:
+        while part := connection.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def answer_on(connection: socket.socket) -> bytes:
+    """One whole answer with a length, and perhaps the beginning of what follows it."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(65_536)
+    found, _, content = answer.partition(b"\r\n\r\n")
+    length = int(found.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(content) < length:
+        content += connection.recv(65_536)
+    return found + b"\r\n\r\n" + content
+
+
+def asked(url: str, request: bytes) -> bytes:
+    """The answer to `request`, after which the connection is of no use any more."""
+    with connected(url) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return received(connection)
+
+
+def seconds_to_end(connection: socket.socket) -> tuple[float, bytes]:
+    """How long it took until the other side ended the connection, and what it said before."""
+    began_s = time.monotonic()
+    answer = received(connection)
+    return time.monotonic() - began_s, answer
+
+
+def sent_until_refused(place: socket.socket, piece: bytes, limit: int) -> tuple[int, bytes]:
+    """How many bytes of `piece` after `piece` were taken before an answer came, and that answer."""
+    num_sent, left = 0, memoryview(piece)
+    place.settimeout(0.0)
+    deadline_s = time.monotonic() + 20
+    while num_sent < limit and time.monotonic() < deadline_s:
+        try:
+            if answer := place.recv(65_536):
+                place.settimeout(20)
+                return num_sent, answer + received(place)
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            break
+        try:
+            taken = place.send(left)
+            num_sent, left = num_sent + taken, left[taken:] or memoryview(piece)
+        except BlockingIOError:
+            time.sleep(0.001)
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    place.settimeout(20)
+    return num_sent, received(place)
