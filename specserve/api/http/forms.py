@@ -9,7 +9,14 @@ from typing import Protocol
 
 from specserve.api.detokenizer import Detokenizer
 from specserve.api.events import TokenDelta
-from specserve.api.http.answers import Gathered, Json, Sample, chat_logprobs, ending_of
+from specserve.api.http.answers import (
+    Gathered,
+    Json,
+    Sample,
+    TokenDetails,
+    chat_logprobs,
+    ending_of,
+)
 from specserve.api.http.completion_logprobs import Echo, TextOffsets, completion_logprobs
 from specserve.types import Logprobs
 
@@ -45,14 +52,14 @@ class CompletionForm:
         num_samples: int,
         detokenizer: Callable[[], Detokenizer],
         has_logprobs: bool,
-        return_token_ids: bool,
+        details: TokenDetails,
         echoed: Sequence[Echo] = (),
     ) -> None:
         """`num_samples` of each prompt; `echoed`: all prompts, if the answer repeats them."""
         self._num_samples = num_samples
         self._detokenizer = detokenizer
         self._has_logprobs = has_logprobs
-        self._return_token_ids = return_token_ids
+        self._details = details
         self._echoed = echoed
         self._offsets: dict[int, TextOffsets] = {}  # of tokens to come, by choice
 
@@ -67,12 +74,10 @@ class CompletionForm:
             "logprobs": logprobs,
             **ending_of(sample.end),
         }
-        if self._return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        return choice
+        return choice | self._details.of(sample)
 
     def opening(self, gathered: Gathered, index: int) -> Json | None:
-        if not self._echoed and not self._return_token_ids:
+        if not self._echoed and not self._details.has_ids:
             return None
         logprobs = self._prompt_logprobs(gathered, index)
         text = self._echo(index).text
@@ -81,9 +86,7 @@ class CompletionForm:
     def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
         logprobs = self._logprobs(index, delta.logprobs or [])
         choice = {"index": index, "text": delta.text, "logprobs": logprobs, **ending_of(None)}
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        return choice | self._details.of(delta)
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         end = gathered.samples[index].end
@@ -115,9 +118,9 @@ class ChatForm:
 
     kind, prefix, is_of_one_prompt = "chat.completion", "chatcmpl", True
 
-    def __init__(self, *, has_logprobs: bool, return_token_ids: bool) -> None:
+    def __init__(self, *, has_logprobs: bool, details: TokenDetails) -> None:
         self._has_logprobs = has_logprobs
-        self._return_token_ids = return_token_ids
+        self._details = details
 
     def whole(self, gathered: Gathered, index: int) -> Json:
         sample = gathered.samples[index]
@@ -127,9 +130,7 @@ class ChatForm:
             "logprobs": self._logprobs(sample.logprobs),
             **ending_of(sample.end),
         }
-        if self._return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        return choice
+        return choice | self._details.of(sample)
 
     def opening(self, gathered: Gathered, index: int) -> Json | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, Sample())
@@ -137,9 +138,7 @@ class ChatForm:
     def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
         choice = self._chunk(index, {"content": delta.text}, Sample())
         choice["logprobs"] = self._logprobs(delta.logprobs or [])
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        return choice | self._details.of(delta)
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         return self._chunk(index, {}, gathered.samples[index])

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
 from specserve.api.events import Finished, PromptInfo, TokenDelta
-from specserve.api.http.answers import Gathered, Head, Json
+from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
 from specserve.api.http.bodies import (
     Body,
     ChatBody,
@@ -204,7 +204,7 @@ class Completions(GenerationEndpoint[CompletionBody]):
             num_samples=calls[0].sampling.n,
             detokenizer=service.tokenizer.detokenizer,
             has_logprobs=has_logprobs,
-            return_token_ids=body.return_token_ids,
+            details=_details(service, body),
             echoed=echoed,
         )
         shown_ids = prompt_ids if body.return_token_ids else []
@@ -226,7 +226,7 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
         if body.return_token_ids:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
-        form = ChatForm(has_logprobs=body.logprobs, return_token_ids=body.return_token_ids)
+        form = ChatForm(has_logprobs=body.logprobs, details=_details(service, body))
         return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
@@ -248,6 +248,11 @@ def _told_of_prompt(asked: Asked, gathered: Gathered, call: int) -> Json:
     if asked.has_prompt_logprobs:
         told["prompt_logprobs"] = prompt_logprobs(gathered.prompt_logprobs[call])
     return told
+
+
+def _details(service: Service, body: CompletionBody | ChatBody) -> TokenDetails:
+    shown = service.tokenizer.shown if body.return_token_origins else None
+    return TokenDetails(ids=body.return_token_ids, shown=shown)
 
 
 async def _encoded(service: Service, calls: Sequence[GenerateCall]) -> list[list[int]]:
