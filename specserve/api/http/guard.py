@@ -1,8 +1,8 @@
 # pyright: strict
 """What stands before all paths of the HTTP front end: keys, and what nobody foresaw.
 
-Paths are compared as the router compares them, character by character, and all but the probes need
-a key: a path in other clothes is at worst one that there is not.
+Paths are compared as the router compares them, character by character, and all but the probes and
+the empty page need a key: a path in other clothes is at worst one that there is not.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,7 +12,8 @@ from specserve.api.http.refusals import refusal_of
 from specserve.api.keys import Keys, caller
 from specserve.errors import Unauthenticated
 
-PUBLIC = frozenset({"/health", "/livez", "/readyz"})  # which balancers ask, who have no key
+# What balancers ask, who have no key, and a page that knows nothing until it is given one.
+PUBLIC = frozenset({"/", "/health", "/livez", "/readyz"})
 _HEADER = b"authorization"
 
 
