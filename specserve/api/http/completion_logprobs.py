@@ -34,8 +34,9 @@ class TextOffsets:
         """Of the next tokens. One within a character begins where that character does."""
         found: list[int] = []
         for position in positions:
-            found.append(self._place)
-            self._place += len(self._detokenizer.push([position.token_id]))
+            piece = self._detokenizer.push([position.token_id])
+            found.append(self._place + _num_before(_name(position.token_bytes), piece))
+            self._place += len(piece)
         return found
 
 
@@ -47,10 +48,11 @@ def echo_of(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> Ec
     detokenizer, place = tokenizer.detokenizer(), 0
     offsets: list[int] = []
     for token_id in token_ids:
-        offsets.append(place)
-        piece = detokenizer.push([token_id])
-        name = "" if piece else _name(tokenizer.shown(token_id))
-        place += len(name) if name and text.startswith(name, place) else len(piece)
+        piece, name = detokenizer.push([token_id]), _name(tokenizer.shown(token_id))
+        if not piece and text.startswith(name, place):
+            piece = name
+        offsets.append(place + _num_before(name, piece))
+        place += len(piece)
     return Echo(text, _name(tokenizer.shown(token_ids[0])) if token_ids else "", offsets)
 
 
@@ -85,6 +87,11 @@ def _name(token: bytes) -> str:
         return token.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _num_before(name: str, piece: str) -> int:
+    """Characters of `piece` before the token that brought it: of tokens that end within one."""
+    return len(piece) - len(name) if piece.endswith(name) else 0
 
 
 def _top(position: Logprobs) -> Json:

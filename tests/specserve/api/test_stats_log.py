@@ -117,6 +117,12 @@ def test_lines_come_while_requests_run_and_end_with_them(told):
     assert all("Avg generation throughput" in line for line in lines)
 
 
+def test_requests_that_only_wait_are_told_of(told):
+    """That nothing is done for them is what somebody has to see."""
+    stuck = msgspec.structs.replace(AFTER, num_running=0, num_waiting=3)
+    assert "Running: 0 reqs, Waiting: 3 reqs" in told(stuck)[0]
+
+
 def test_one_round_between_two_lines_is_enough(told):
     idle = msgspec.structs.replace(AFTER, num_running=0, num_waiting=0)
     (line,) = told(idle, msgspec.structs.replace(idle, num_rounds=131, uptime_s=55.0))

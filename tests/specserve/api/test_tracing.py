@@ -12,6 +12,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.tracing import traces_url
 from specserve.errors import InvalidField
+from specserve.types import RequestStats
 from tests.specserve.api.http.conftest import send
 from tests.specserve.api.otlp_collector import Collector, collecting
 
@@ -71,6 +72,28 @@ def test_a_request_is_one_span_below_its_callers(traced, collector):
     assert found["gen_ai.request.id"]
     assert span.resource["service.name"] == "specserve"
     assert collector.paths == ["/v1/traces"]
+
+
+def test_times_and_drafts_are_those_that_the_target_says(traced, collector):
+    traced.target.stats = RequestStats(
+        num_prompt_tokens=7, queue_s=0.25, prefill_s=0.5, decode_s=2.0, num_drafts=3,
+        num_drafted_tokens=9, num_accepted_tokens=4, num_accepted_per_position=[3, 1],
+    )  # fmt: skip
+    send(traced.url, "POST", "/v1/completions", BODY | {"n": 2}, PARENT)
+    (span,) = ended(traced, collector, 1)
+    expected = {
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.completion_tokens": 10,
+        "gen_ai.usage.num_sequences": 2,
+        "gen_ai.latency.time_in_queue": 0.25,
+        "gen_ai.latency.time_in_model_prefill": 0.5,
+        "gen_ai.latency.time_in_model_decode": 2.0,
+        "gen_ai.latency.time_in_model_inference": 2.5,
+        "specserve.spec_decode.num_drafts": 3,
+        "specserve.spec_decode.num_draft_tokens": 9,
+        "specserve.spec_decode.num_accepted_tokens": 4,
+    }
+    assert {name: span.attributes[name] for name in expected} == expected
 
 
 def test_metadata_of_grpc_says_who_calls(traced, collector):

@@ -52,6 +52,20 @@ def test_a_prompts_first_token_has_a_name_and_no_probability():
     assert found["text_offset"] == [0, 3]
 
 
+def test_a_token_begins_behind_a_character_that_is_never_finished(ask, rig):
+    ids = rig.encode("fox🦊")[:-1] + rig.encode("the")
+    rig.script_ids = ids
+    body = BODY | {"prompt": ids, "echo": True, "max_tokens": len(ids)}
+    (choice,) = ask("POST", "/v1/completions", body).body["choices"]
+    half = "fox\N{REPLACEMENT CHARACTER}the"
+    assert choice["text"] == half * 2
+    told = choice["logprobs"]
+    places = [
+        place for place, t in zip(told["text_offset"], told["tokens"], strict=True) if t == "the"
+    ]
+    assert places == [len("fox_"), len("fox_the") + len("fox_")]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "return_token_ids": True}])
 @pytest.mark.parametrize("prompt", ["the 🦊 fox", "<eos>the fox", [5, 0, 9, 300]])
