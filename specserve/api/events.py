@@ -59,7 +59,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What speculation did for one request; all zero while it is off."""
+    """What speculation did for the tokens sent of one request; all zero while it is off."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
