@@ -1,9 +1,12 @@
 """A real service that others can reach: what they can reach of it, and what comes of it."""
 
+import math
 import pickle
+import random
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +14,11 @@ from typing import NamedTuple
 import grpc
 import pytest
 
+from specserve.api.keys import Tenant, salt_of
 from specserve.cli import main
 from specserve.client import Client
 from tests.reliability.figures import keep
-from tests.reliability.scale import scaled
+from tests.reliability.scale import is_long, scaled
 from tests.service import canary
 from tests.service.chaos import end
 from tests.service.draft_watch import draft_pids, open_link
@@ -27,6 +31,7 @@ from tests.specserve.api.test_grpc_keys import METHODS
 
 PROMPT = "def main():\n    "
 ROW_21_MIB = 50
+TOPOLOGY = "2+1" if is_long() else "1+1"  # ranks of one target meet over gloo
 
 
 class Exposed(NamedTuple):
@@ -56,7 +61,7 @@ class Exposed(NamedTuple):
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposed]:
     keys = key_file(tmp_path_factory.mktemp("keys"))
     launched = Launched(
-        "--host", "0.0.0.0", "--api-key-file", str(keys), "--topology", "2+1", "--oversubscribe",
+        "--host", "0.0.0.0", "--api-key-file", str(keys), "--topology", TOPOLOGY, "--oversubscribe",
         "--speculation", "async",
     )  # fmt: skip
     try:
@@ -82,7 +87,8 @@ def test_only_the_api_can_be_reached_from_elsewhere(exposed):
     found = listeners(exposed.pids)
     ports = {int(place.rpartition(":")[2]) for place in (exposed.grpc, exposed.url)}
     unexpected = {each for each in found if not each.is_loopback and each.port not in ports}
-    keep(25, "gRPC", listeners=len(found), unexpected=len(unexpected))
+    for api in ("gRPC", "HTTP"):
+        keep(25, api, listeners=len(found), unexpected=len(unexpected))
     assert unexpected == set()
     assert {each.port for each in found if not each.is_loopback} == ports
     # gRPC takes every address of this machine for those of IPv6 as well.
@@ -137,7 +143,8 @@ def test_nothing_that_is_sent_is_executed(exposed, tmp_path):
         num_sent += canary.write_into_link(region, payload)
         region.close()
     assert exposed.text() == text
-    keep(24, "gRPC", requests=num_sent, executed=int(path.exists()))
+    for api in ("gRPC", "HTTP"):
+        keep(24, api, requests=num_sent, executed=int(path.exists()))
     assert num_sent > 300
     assert not path.exists()
 
@@ -165,7 +172,7 @@ def test_what_is_too_large_takes_no_memory(exposed):
     (pid,) = exposed.launched.children("specserve.api")
     exposed.text()
     before_mib, most_mib = resident_mib(pid), 0.0
-    for _ in range(scaled(10, 3)):
+    for _ in range(scaled(10)):
         send_too_much(exposed)
         most_mib = max(most_mib, resident_mib(pid))
     rise_mib = most_mib - before_mib
@@ -193,6 +200,48 @@ def send_too_much(exposed: Exposed) -> None:
         for content, more in ((b"x" * 17 * 2**20, ()), (b"", (("x", "y" * 10_000_000),))):
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(METHODS[0])(content, metadata=(*bearer(ALICE), *more))
+
+
+def cached_and_seconds(client: Client, prompt: list[int], salt: str = "") -> tuple[int, float]:
+    """Tokens of a prompt that were found in the cache, and how long its first token took."""
+    began_s = time.monotonic()
+    found = client.generate(prompt, max_tokens=1, cache_salt=salt)
+    return found.usage.num_cached_tokens, time.monotonic() - began_s
+
+
+def separation(first: list[float], second: list[float]) -> float:
+    """How often one of `first` is above one of `second`: .5 where nobody could tell them apart."""
+    above = sum((a > b) + 0.5 * (a == b) for a in first for b in second)
+    return above / len(first) / len(second)
+
+
+@pytest.mark.slow
+def test_no_tenant_finds_what_another_has_cached(exposed):
+    count, rng = scaled(200, 20), random.Random(28)
+    hits, own, of_known, of_new = 0, [], [], []
+    with (
+        Client(exposed.grpc, api_key=ALICE) as alice,
+        Client(exposed.grpc, api_key=BOB) as bob,
+    ):
+        alices = salt_of(Tenant("name:alice", "", is_admin=False), "")
+        for index in range(count):
+            known, new = ([rng.randrange(300) for _ in range(320)] for _ in range(2))
+            salt = ("", "x", alices)[index % 3]  # what both say, or what stands for Alice
+            cached_and_seconds(alice, known, "x" if salt == "x" else "")
+            asked_for = [(known, of_known), (new, of_new)]
+            for prompt, seconds in asked_for[:: rng.choice((1, -1))]:
+                num_cached, took_s = cached_and_seconds(bob, prompt, salt)
+                hits += num_cached > 0
+                seconds.append(took_s)
+            num_cached, took_s = cached_and_seconds(alice, known, "x" if salt == "x" else "")
+            assert num_cached >= 288  # so there was something to be found
+            own.append(took_s)
+    apart, control = separation(of_new, of_known), separation(of_new, own)
+    keep(28, "gRPC", requests=2 * count, hits=hits, auc=round(apart, 3), auc_own=round(control, 3))
+    assert hits == 0
+    assert control > 0.9  # one's own prompts are told from others by time
+    spread = math.sqrt((2 * count + 1) / (12 * count * count))  # of guesses
+    assert abs(apart - 0.5) < 5 * spread
 
 
 @pytest.mark.slow
