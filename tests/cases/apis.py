@@ -281,9 +281,7 @@ def _of_chunks(chunks: list[dict[str, Any]], fields: dict[str, Any]) -> tuple[An
 
 def _merged(pieces: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
     """One choice as it would have come whole."""
-    values = [
-        value for c in pieces if c["logprobs"] for value in c["logprobs"]["token_logprobs"]
-    ]
+    values = [value for c in pieces if c["logprobs"] for value in c["logprobs"]["token_logprobs"]]
     return end | {
         "text": "".join(choice["text"] for choice in pieces) + end["text"],
         "token_ids": [token_id for c in pieces for token_id in c.get("token_ids", ())],

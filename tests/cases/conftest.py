@@ -1,32 +1,23 @@
 """Two services for all cases, one a regime, which every case has to leave as it found them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cases.apis import Service
-from tests.cases.serving import FLAGS, assert_healthy, serving
+from tests.cases.serving import FLAGS, assert_healthy, serving_all
 
 
 @pytest.fixture(scope="session")
-def _service_of() -> Iterator[Callable[[str], Service]]:
-    """Starts what is asked for, once."""
-    started: dict[str, Service] = {}
-    with ExitStack() as stack:
-
-        def service_of(regime: str) -> Service:
-            if regime not in started:
-                started[regime] = stack.enter_context(serving(*FLAGS[regime]))
-            return started[regime]
-
-        yield service_of
+def _services() -> Iterator[dict[str, Service]]:
+    with serving_all(FLAGS) as services:
+        yield services
 
 
 @pytest.fixture(scope="session")
-def service(request: pytest.FixtureRequest, _service_of: Callable[[str], Service]) -> Service:
+def service(request: pytest.FixtureRequest, _services: dict[str, Service]) -> Service:
     """Of the regime that `case` has chosen."""
-    return _service_of(request.param)
+    return _services[request.param]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from specserve.api.call import SpecOptions
 from tests.cases.apis import GRPC, HTTP, Answer, Service, ask, ask_plainly, refusal
-from tests.cases.parts import case
+from tests.cases.parts import case, some
 from tests.cases.serving import SYNC
 
 PROMPT = "def main():\n    "  # the greedy answer has 13 tokens that appear once before they repeat
@@ -36,7 +36,7 @@ def assert_same(api: str, answer: Answer, plain: Answer) -> None:
 def test_nothing_is_kept_behind_an_accepted_stop_token(api: str, service: Service):
     run = greedy_run(service).only
     num_drafted = num_accepted = 0
-    for j in first_appearances(run.token_ids):
+    for j in some(first_appearances(run.token_ids), 6):
         fields = {**GREEDY, "max_tokens": 64, "stop_token_ids": [run.token_ids[j]], "logprobs": 2}
         answer = ask(api, service, PROMPT, **fields)
         found = answer.only
@@ -59,7 +59,7 @@ def test_a_stop_string_may_begin_and_end_inside_tokens_of_one_round(api: str, se
     pieces = [entry.token_bytes.decode() for entry in run.entries]
     ends = list(accumulate(map(len, pieces)))
     num_tried = 0
-    for j in range(12):
+    for j in some(range(12), 7):
         start = ends[j] - len(pieces[j]) + len(pieces[j]) // 2
         stop = run.text[start : ends[j + 1] + (len(pieces[j + 2]) + 1) // 2]
         if run.text.find(stop) != start:
@@ -73,14 +73,14 @@ def test_a_stop_string_may_begin_and_end_inside_tokens_of_one_round(api: str, se
         assert (answer.only.finish_reason, answer.only.stop) == ("stop", stop)
         assert answer.num_generated_tokens == j + 3
         assert_same(api, answer, ask_plainly(service, PROMPT, **fields))
-    assert num_tried > 5
+    assert num_tried > 4
 
 
 @pytest.mark.slow
 @case(2)
 def test_a_stop_at_the_budget_is_a_stop_and_one_behind_it_is_not(api: str, service: Service):
     run = greedy_run(service).only
-    for j in first_appearances(run.token_ids)[1:]:
+    for j in some(first_appearances(run.token_ids)[1:], 5):
         for max_tokens, expected in (
             (j, ("length", None)),
             (j + 1, ("stop", run.token_ids[j])),
@@ -135,7 +135,7 @@ def test_nothing_ends_an_answer_before_its_minimum(api: str, service: Service):
     assert plain.only.finish_reason == "stop"
     whole = ask_plainly(service, LOOP, **EARLY_EOS, max_tokens=64, ignore_eos=True).only
     for stops in ({}, {"stop": [" os"]}, {"stop_token_ids": [whole.token_ids[0]]}):
-        for min_tokens in range(length + 1, length + gamma + 3):
+        for min_tokens in some(range(length + 1, length + gamma + 3), 3):
             fields = {**EARLY_EOS, **stops, "max_tokens": 40, "min_tokens": min_tokens}
             answer = ask(api, service, LOOP, **fields, logprobs=1)
             assert answer.num_generated_tokens >= min_tokens

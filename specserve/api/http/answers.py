@@ -99,6 +99,26 @@ def completion_logprobs(positions: Sequence[Logprobs | None], offset: int) -> Js
     }
 
 
+def prompt_logprobs(positions: Sequence[Logprobs]) -> list[Json | None]:
+    """`prompt_logprobs` as vLLM has them: by token id, that of the prompt first; None: the first
+    token has none.
+    """
+    return [None, *map(_by_token_id, positions)]
+
+
+def _by_token_id(position: Logprobs) -> Json:
+    own = _ranked(position.token_bytes, position.logprob, position.rank)
+    found = {str(position.token_id): own}
+    tops = zip(position.top_ids, position.top_bytes, position.top_logprobs, strict=True)
+    for rank, (token_id, token, logprob) in enumerate(tops, start=1):
+        found.setdefault(str(token_id), _ranked(token, logprob, rank))
+    return found
+
+
+def _ranked(token: bytes, logprob: float, rank: int) -> Json:
+    return {"logprob": logprob, "rank": rank, "decoded_token": _shown(token)}
+
+
 def _top(position: Logprobs) -> Json:
     """The likeliest tokens, and the one that came."""
     top = dict(zip(map(_shown, position.top_bytes), position.top_logprobs, strict=True))

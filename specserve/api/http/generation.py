@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
 from specserve.api.events import Finished, PromptInfo, TokenDelta
-from specserve.api.http.answers import Gathered, Head, Json
+from specserve.api.http.answers import Gathered, Head, Json, prompt_logprobs
 from specserve.api.http.bodies import (
     Body,
     ChatBody,
@@ -26,6 +26,7 @@ from specserve.api.http.refusals import refusal_of, too_large
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
+from specserve.errors import InvalidField
 
 WARNING = "x-specserve-warning"
 
@@ -36,6 +37,7 @@ class Asked(NamedTuple):
     calls: list[GenerateCall]
     form: Form
     prompt_ids: list[list[int]]  # if the answer has them
+    has_prompt_logprobs: bool
 
 
 class GenerationEndpoint(ABC, Generic[Body]):
@@ -84,6 +86,9 @@ class GenerationEndpoint(ABC, Generic[Body]):
         ready = self.service.ready
         gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
         options = self.streams(body)
+        if options is not None and asked.has_prompt_logprobs:
+            problem = "come with a whole answer; leave out stream"
+            raise InvalidField("prompt_logprobs", problem)
         if options is None:
             await self._whole(asked, head, gathered, reply)
         else:
@@ -103,6 +108,10 @@ class GenerationEndpoint(ABC, Generic[Body]):
         if asked.prompt_ids:
             for index, choice in enumerate(choices):
                 choice["prompt_token_ids"] = asked.prompt_ids[gathered.call_of(index)]
+        if asked.has_prompt_logprobs:
+            for index, choice in enumerate(choices):
+                positions = gathered.prompt_logprobs[gathered.call_of(index)]
+                choice["prompt_logprobs"] = prompt_logprobs(positions)
         answer = head(choices) | {"usage": gathered.usage}
         await reply.json(answer | gathered.metrics(self.service.ready.gamma))
 
@@ -191,7 +200,7 @@ class Completions(GenerationEndpoint[CompletionBody]):
             return_token_ids=body.return_token_ids,
             echoed=[_text_of(service, call) for call in calls] if body.echo else (),
         )
-        return Asked(calls, form, prompt_ids)
+        return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: CompletionBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
@@ -210,7 +219,7 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         form = ChatForm(has_logprobs=body.logprobs, return_token_ids=body.return_token_ids)
-        return Asked(calls, form, prompt_ids)
+        return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None

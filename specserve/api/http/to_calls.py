@@ -31,7 +31,8 @@ def calls_of_completion(
     sampling = _sampling(body, limits, defaults, usual_max_tokens=_USUAL_MAX_TOKENS)
     sampling = msgspec.structs.replace(sampling, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
+        most = max(body.logprobs, body.prompt_logprobs or 0)
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
     return [
         _call(body, prompt, sampling, number) for number, prompt in enumerate(_prompts(body.prompt))
     ]

@@ -6,6 +6,7 @@ from specserve.api.events import SpecRecord, Usage
 from specserve.api.http.answers import (
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
     speculation_of,
     usage_of,
 )
@@ -83,3 +84,23 @@ def test_a_completions_offsets_are_those_of_its_text():
     assert found["token_logprobs"] == [None, -0.5]
     assert found["top_logprobs"] == [None, {"ab": -0.5, "x": -1.0}]
     assert found["text_offset"] == [7, 7]
+
+
+def test_a_prompts_log_probabilities_are_by_token_id_the_prompts_own_first():
+    asked = Logprobs(
+        token_id=7,
+        logprob=-3.0,
+        rank=9,
+        top_ids=[2, 3],
+        top_logprobs=[-0.5, -1.0],
+        token_bytes=b"seven",
+        top_bytes=[b"two", b"three"],
+    )
+    first, found = prompt_logprobs([asked])
+    assert first is None
+    assert found == {
+        "7": {"logprob": -3.0, "rank": 9, "decoded_token": "seven"},
+        "2": {"logprob": -0.5, "rank": 1, "decoded_token": "two"},
+        "3": {"logprob": -1.0, "rank": 2, "decoded_token": "three"},
+    }
+    assert list(found) == ["7", "2", "3"]

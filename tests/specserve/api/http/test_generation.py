@@ -56,6 +56,13 @@ def test_counts_so_far_come_with_every_chunk_where_they_are_wanted(client, rig):
     assert counts[-1] == len(rig.script_ids)
 
 
+def test_prompt_logprobs_that_a_stream_would_not_have_are_refused(ask):
+    body = {"prompt": "fox", "max_tokens": 4, "prompt_logprobs": 1, "stream": True}
+    answer = ask("POST", "/v1/completions", body)
+    assert answer.status == 400
+    assert answer.body["error"]["param"] == "prompt_logprobs"
+
+
 def test_a_stream_without_wishes_has_no_usage_and_ends_with_done(ask):
     body = {"prompt": "fox", "max_tokens": 4, "stream": True}
     answer = ask("POST", "/v1/completions", body)

@@ -1,0 +1,118 @@
+"""Cases 23 and 24: rows that give up their blocks while drafts are on their way, prefixes kept.
+
+Case 21, a drafter with fewer positions than its target, is tests/service/test_drafter_positions.py.
+"""
+
+import random
+
+import pytest
+import torch
+
+from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.cases.apis import GRPC, Answer, Service, ask, ask_all, ask_plainly
+from tests.cases.parts import case
+from tests.cases.serving import CHUNK, NUM_BLOCKS
+from tests.reliability.scale import is_long
+
+PREFIX_LEN, PROMPT_LEN, VOCAB_SIZE = 80, 200, 4096
+SEEDED = {"temperature": 1, "ignore_eos": True, "max_tokens": 100 if is_long() else 40}
+
+
+def prompts(count: int, *, seed: int) -> list[list[int]]:
+    """Token ids that begin alike."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(8, VOCAB_SIZE) for _ in range(PREFIX_LEN)]
+    tail_len = PROMPT_LEN - PREFIX_LEN
+    return [ids + [rng.randrange(8, VOCAB_SIZE) for _ in range(tail_len)] for _ in range(count)]
+
+
+def requests(salt: str) -> list[tuple[list[int], dict]]:
+    """Eight, of which the pool holds less than the half while they run."""
+    rng = random.Random(salt)
+    return [
+        (prompt, SEEDED | {"seed": place, "priority": rng.randrange(-2, 3), "cache_salt": salt})
+        for place, prompt in enumerate(prompts(8, seed=3))
+    ]
+
+
+@pytest.mark.slow
+@case(23)
+def test_rows_that_gave_up_their_blocks_go_on_as_if_alone(api: str, service: Service):
+    assert service.client.load().num_blocks == NUM_BLOCKS
+    alone = [ask_plainly(service, prompt, **fields) for prompt, fields in requests("alone")]
+    before = service.client.load()
+    for salt in ("a", "a", "b"):  # without what the cache keeps, with it, and without it again
+        found = ask_all(
+            lambda prompt, **fields: ask(api, service, prompt, **fields), requests(salt), at_once=8
+        )
+        assert found == alone
+    after = service.client.load()
+    assert after.num_preemptions - before.num_preemptions > 2
+    assert after.num_cached_tokens > before.num_cached_tokens
+
+
+@pytest.mark.slow
+@case(23)
+def test_what_the_cache_keeps_is_for_the_same_salt_alone(api: str, service: Service):
+    (prompt,) = prompts(1, seed=4)
+    fields = {**SEEDED, "seed": 9, "max_tokens": 12}
+    first, again, other = (
+        ask(api, service, prompt, **fields, cache_salt=salt) for salt in ("here", "here", "there")
+    )
+    assert first == again == other
+    num_whole = PROMPT_LEN // 16 * 16
+    assert (first.num_cached_tokens, other.num_cached_tokens) == (0, 0)
+    assert num_whole - 16 <= again.num_cached_tokens <= num_whole
+
+
+# --- case 24 ---------------------------------------------------------------------------------
+
+
+def expected(prompt: list[int]) -> torch.Tensor:
+    """Log probabilities of every prompt token but the first, by transformers."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED_TARGET, dtype=torch.float32)
+    ids = torch.tensor(prompt)
+    with torch.inference_mode():
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, ids[1:, None])[:, 0]
+
+
+@pytest.mark.slow
+@case(24)
+def test_log_probabilities_of_a_prompt_do_not_depend_on_the_cache(api: str, service: Service):
+    """Three blocks and five tokens; prompts that share two of them; one of several chunks."""
+    rng = random.Random(6)
+    short = [rng.randrange(8, VOCAB_SIZE) for _ in range(3 * 16 + 5)]
+    sibling = short[:32] + [rng.randrange(8, VOCAB_SIZE) for _ in range(21)]
+    long = [rng.randrange(8, VOCAB_SIZE) for _ in range(2 * CHUNK + 45)]
+    found: dict[str, list[Answer]] = {}
+    for salt, order in (
+        ("one", [short, short, sibling]),
+        ("two", [sibling, short]),
+        ("three", [long, long[:CHUNK], long]),
+    ):
+        for prompt in order:
+            fields = {"temperature": 0, "max_tokens": 2, "cache_salt": salt, "prompt_logprobs": 3}
+            answer = ask(api, service, prompt, **fields, n=2)
+            assert len(answer.prompt_logprobs) == len(prompt) - 1
+            found.setdefault(str(prompt), []).append(answer)
+    for answers in found.values():
+        assert answers == [answers[0]] * len(answers)
+    for prompt in (short, sibling, long):
+        told = torch.tensor(found[str(prompt)][0].prompt_logprobs)
+        torch.testing.assert_close(told, expected(prompt), atol=2e-3, rtol=0)
+
+
+@pytest.mark.slow
+@case(24, apis=[GRPC])
+def test_log_probabilities_of_a_prompt_have_the_likeliest_tokens(api: str, service: Service):
+    (prompt,) = prompts(1, seed=5)
+    answer = ask(api, service, prompt, max_tokens=1, prompt_logprobs=3)
+    assert answer.completion is not None
+    entries = answer.completion.prompt.prompt_logprobs
+    assert [entry.token_id for entry in entries] == prompt[1:]
+    for entry in entries:
+        assert entry.top_logprobs == sorted(entry.top_logprobs, reverse=True)
+        assert len(set(entry.top_ids)) == 3
+        assert (entry.rank <= 3) is (entry.token_id in entry.top_ids)
