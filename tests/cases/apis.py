@@ -1,7 +1,6 @@
 """The same request over either API, and what came back in words that belong to neither.
 
-Fields have the names of the Python client. What an API does not tell of an answer is left at its
-default, so compare answers over HTTP with `same_as`, which looks at what both tell.
+Fields have the names of the Python client. Answers are compared by what both APIs tell.
 """
 
 import http.client
@@ -23,7 +22,6 @@ APIS = (GRPC, HTTP)
 TIMEOUT_S = 120.0
 _OF_THE_SERVER = SpecOptions(return_stats=True)
 _PLAIN = SpecOptions(mode="off")
-_EOS = 0  # of the tiny model: over HTTP it is nobody's stop token
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class Service:
 
     client: Client
     http_port: int
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,8 @@ def ask(api: str, service: Service, prompt: Prompt, **fields: Any) -> Answer:
         return _of_completion(
             service.client.generate(
                 prompt, **{"spec": _OF_THE_SERVER, "timeout_s": TIMEOUT_S} | fields
-            )
+            ),
+            service,
         )
     except SpecserveError as error:
         raise _refusal_of(error) from error
@@ -120,7 +120,7 @@ def stream(api: str, service: Service, prompt: Prompt, **fields: Any) -> tuple[A
     assert texts.finished is not None
     assert texts.prompt is not None
     samples = tuple(
-        _of_pieces([each for each in deltas if each.sample_index == end.sample_index], end)
+        _of_pieces([d for d in deltas if d.sample_index == end.sample_index], end, service)
         for end in texts.finished.samples
     )
     usage = texts.finished.usage
@@ -144,10 +144,10 @@ def _refusal_of(error: SpecserveError) -> Exception:
     return Refused(str(error)) if error.code == "INVALID_ARGUMENT" else error
 
 
-def _of_completion(completion: Completion) -> Answer:
+def _of_completion(completion: Completion, service: Service) -> Answer:
     record = completion.spec
     return Answer(
-        samples=tuple(map(_of_sample, completion.samples)),
+        samples=tuple(_of_sample(sample, service) for sample in completion.samples),
         num_prompt_tokens=completion.usage.num_prompt_tokens,
         num_generated_tokens=completion.usage.num_generated_tokens,
         prompt_logprobs=tuple(each.logprob for each in completion.prompt.prompt_logprobs),
@@ -157,35 +157,36 @@ def _of_completion(completion: Completion) -> Answer:
     )
 
 
-def _of_sample(sample: CompletedSample) -> Sample:
+def _of_sample(sample: CompletedSample, service: Service) -> Sample:
     return Sample(
         text=sample.text,
         token_ids=tuple(sample.token_ids),
         finish_reason=str(sample.finish_reason),
-        stop=_stop_of(sample),
+        stop=_stop_of(sample, service),
         logprobs=None if not sample.logprobs else tuple(e.logprob for e in sample.logprobs),
         entries=tuple(sample.logprobs or ()),
         origins=tuple(sample.origins),
     )
 
 
-def _of_pieces(deltas: list[Any], end: SampleEnd) -> Sample:
+def _of_pieces(deltas: list[Any], end: SampleEnd, service: Service) -> Sample:
     entries = tuple(entry for each in deltas for entry in each.logprobs or ())
     return Sample(
         text="".join(each.text for each in deltas),
         token_ids=tuple(token_id for each in deltas for token_id in each.token_ids),
         finish_reason=str(end.finish_reason),
-        stop=_stop_of(end),
+        stop=_stop_of(end, service),
         logprobs=tuple(each.logprob for each in entries) or None,
         entries=entries,
         origins=tuple(origin for each in deltas for origin in each.origins),
     )
 
 
-def _stop_of(end: CompletedSample | SampleEnd) -> str | int | None:
+def _stop_of(end: CompletedSample | SampleEnd, service: Service) -> str | int | None:
+    """As HTTP has it, where an end of sequence is nobody's stop token."""
     if end.stop_string is not None:
         return end.stop_string
-    return None if end.stop_token_id == _EOS else end.stop_token_id
+    return None if end.stop_token_id in service.eos_token_ids else end.stop_token_id
 
 
 # --- HTTP ------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def _reached(launched: Launched, stack: ExitStack) -> Service:
     found = re.search(r"OpenAI-compatible API at http://127.0.0.1:(\d+)", launched.output)
     assert found, launched.output
     _await_drafts(client)
-    return Service(client, int(found[1]))
+    return Service(client, int(found[1]), tuple(client.model_info().eos_token_ids))
 
 
 def _await_drafts(client: Client) -> None:

@@ -10,13 +10,13 @@ import torch
 
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.cases.apis import GRPC, Answer, Service, ask, ask_all, ask_plainly
+from tests.cases.model_folders import reference_logits
 from tests.cases.parts import case
 from tests.cases.serving import CHUNK, NUM_BLOCKS
-from tests.golden import Session
 from tests.reliability.scale import is_long
-from tests.specserve.models.checkpoints import load
 
 PREFIX_LEN, PROMPT_LEN, VOCAB_SIZE = 80, 200, 4096
+NUM_REQUESTS = 8 if is_long() else 6
 SEEDED = {"temperature": 1, "ignore_eos": True, "max_tokens": 120 if is_long() else 56}
 
 
@@ -29,11 +29,11 @@ def prompts(count: int, *, seed: int) -> list[list[int]]:
 
 
 def requests(salt: str) -> list[tuple[list[int], dict]]:
-    """Eight, of which the pool holds less than the half while they run."""
+    """Six, or eight, of which the pool does not hold all while they run."""
     rng = random.Random(salt)
     return [
         (prompt, SEEDED | {"seed": place, "priority": rng.randrange(-2, 3), "cache_salt": salt})
-        for place, prompt in enumerate(prompts(8, seed=3))
+        for place, prompt in enumerate(prompts(NUM_REQUESTS, seed=3))
     ]
 
 
@@ -45,7 +45,9 @@ def test_rows_that_gave_up_their_blocks_go_on_as_if_alone(api: str, service: Ser
     before = service.client.load()
     for salt in ("a", "a", "b"):  # without what the cache keeps, with it, and without it again
         found = ask_all(
-            lambda prompt, **fields: ask(api, service, prompt, **fields), requests(salt), at_once=8
+            lambda prompt, **fields: ask(api, service, prompt, **fields),
+            requests(salt),
+            at_once=NUM_REQUESTS,
         )
         assert found == alone
     after = service.client.load()
@@ -70,24 +72,10 @@ def test_what_the_cache_keeps_is_for_the_same_salt_alone(api: str, service: Serv
 # --- case 24 ---------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
 def expected(prompt: list[int]) -> torch.Tensor:
-    """Log probabilities of every prompt token but the first: of one forward without a cache.
-
-    In a long run by transformers, whose import takes longer than all else here; that both forwards
-    agree is what tests/specserve/models/test_transformers_parity.py tests.
-    """
-    ids = torch.tensor(prompt)
-    if is_long():
-        transformers = pytest.importorskip("transformers")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            EMBEDDED_TARGET, dtype=torch.float32
-        )
-        logits = model(ids[None]).logits[0]
-    else:
-        session = Session(load(EMBEDDED_TARGET), len(prompt))
-        logits = session.logits(session.feed(ids)[0])
-    return logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    """Log probabilities of every prompt token but the first, by the reference."""
+    logprobs = reference_logits(EMBEDDED_TARGET, prompt)[:-1].log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(prompt)[1:, None])[:, 0]
 
 
 @pytest.mark.slow
