@@ -22,10 +22,16 @@ TEMPLATE = (
 )
 
 
+def write_named(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
+    """A checkpoint whose kind transformers recognises."""
+    kind = "llama" if config is LLAMA else "qwen3"
+    return write_checkpoint(folder, config, model_type=kind, **changes)
+
+
 def write_model(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
     """Weights for the vocabulary of the tiny model, and its tokenizer."""
     shape = {"vocab_size": NUM_TOKENS, "eos_token_id": 0, **changes}
-    write_checkpoint(folder, config, **shape)
+    write_named(folder, config, **shape)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(EMBEDDED_TARGET / name, folder / name)
     return folder

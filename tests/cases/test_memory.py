@@ -3,13 +3,14 @@
 Case 21, a drafter with fewer positions than its target, is tests/service/test_drafter_positions.py.
 """
 
+import json
 import random
 
 import pytest
 import torch
 
 from specserve.settings.target_source import EMBEDDED_TARGET
-from tests.cases.apis import GRPC, Answer, Service, ask, ask_all, ask_plainly
+from tests.cases.apis import GRPC, HTTP, Answer, Service, ask, ask_all, ask_plainly, posted
 from tests.cases.model_folders import reference_logits
 from tests.cases.parts import case
 from tests.cases.serving import CHUNK, NUM_BLOCKS
@@ -61,7 +62,8 @@ def test_what_the_cache_keeps_is_for_the_same_salt_alone(api: str, service: Serv
     (prompt,) = prompts(1, seed=4)
     fields = {**SEEDED, "seed": 9, "max_tokens": 12}
     first, again, other = (
-        ask(api, service, prompt, **fields, cache_salt=salt) for salt in ("here", "here", "there")
+        ask(api, service, prompt, **fields, cache_salt=f"{salt}, {api}")
+        for salt in ("here", "here", "there")
     )
     assert first == again == other
     num_whole = PROMPT_LEN // 16 * 16
@@ -116,3 +118,23 @@ def test_log_probabilities_of_a_prompt_have_the_likeliest_tokens(api: str, servi
         assert entry.top_logprobs == sorted(entry.top_logprobs, reverse=True)
         assert len(set(entry.top_ids)) == 3
         assert (entry.rank <= 3) is (entry.token_id in entry.top_ids)
+
+
+@pytest.mark.slow
+@case(24, apis=[HTTP])
+def test_log_probabilities_of_a_prompt_come_with_every_choice(api: str, service: Service):
+    turn = {"role": "user", "content": "What is this?"}
+    wishes = {"max_tokens": 2, "prompt_logprobs": 3, "return_token_ids": True, "n": 2}
+    chat = {"messages": [turn], **wishes}
+    echo = {"prompt": "import os", "echo": True, "logprobs": 1, **wishes}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", echo)):
+        with posted(service, body, path) as response:
+            one, other = json.loads(response.read())["choices"]
+        first, *others = one["prompt_logprobs"]
+        assert first is None
+        assert other["prompt_logprobs"] == one["prompt_logprobs"]
+        for token_id, entry in zip(one["prompt_token_ids"][1:], others, strict=True):
+            own, *_ = entry
+            assert own == str(token_id)
+            ranks = [each["rank"] for each in entry.values()]
+            assert sorted(set(ranks) | {1, 2, 3}) == sorted(ranks)

@@ -24,12 +24,13 @@ from tests.cases.model_folders import (
     reference_logits,
     write_llama,
     write_model,
+    write_named,
 )
 from tests.cases.parts import some
 from tests.cases.serving import assert_healthy, serving
 from tests.golden import Session
 from tests.reliability.scale import is_long, scaled
-from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, load
 
 SPECULATING = ("--speculation", "sync", "--drafter", "ngram", "--min-survival", "0")
 CHAT = [
@@ -214,7 +215,7 @@ def shortfall(logits: torch.Tensor, ids: tuple[int, ...]) -> float:
 @pytest.mark.slow
 def test_scaling_means_the_same_in_every_spelling(tmp_path: Path):
     def logits(name: str, **changes: object) -> torch.Tensor:
-        folder = write_checkpoint(tmp_path / name, LLAMA, **changes)
+        folder = write_named(tmp_path / name, LLAMA, **changes)
         found = logits_of(folder, PROMPT)
         torch.testing.assert_close(found, reference_logits(folder, PROMPT), atol=1e-4, rtol=0)
         return found

@@ -48,7 +48,9 @@ def load(count: int) -> list[tuple[str, dict]]:
     ]
 
 
-def assert_nobody_gets_anothers_tokens(apis: tuple[str, ...], service: Service, count: int) -> None:
+def assert_nobody_gets_anothers_tokens(
+    apis: tuple[str, ...], service: Service, count: int, *, drafts_well: bool = True
+) -> None:
     echoes = load(count)
     alone = [ask_plainly(service, prompt, **fields) for prompt, fields in echoes]
     for api in apis:
@@ -58,7 +60,8 @@ def assert_nobody_gets_anothers_tokens(apis: tuple[str, ...], service: Service, 
             at_once=AT_ONCE,
         )
         assert found == alone
-        assert sum(answer.num_accepted for answer in found) > count // 4
+        if drafts_well:
+            assert sum(answer.num_accepted for answer in found) > count // 4
 
 
 @pytest.mark.slow
@@ -79,11 +82,13 @@ def test_nobody_gets_anothers_tokens_whoever_drafts_and_misses(tmp_path: Path, k
     if kind in HERE and not is_long():
         assert_nobody_gets_anothers_tokens_here(tmp_path, kind)
         return
-    flags = ("--min-survival", "0", "--set", "model.ballast=60M")
+    flags = ("--min-survival", "0", "--set", "model.ballast=20M")
     with serving(*MISSING, *flags, "--drafter", folder_of(kind, tmp_path)) as own:
-        assert_nobody_gets_anothers_tokens(APIS, own, 200)
+        well = kind not in ("eagle3", "ngram")  # random weights; identifiers are no repetitions
+        assert_nobody_gets_anothers_tokens(APIS, own, 100, drafts_well=well)
         stats = own.client.spec_stats()
         assert stats.num_lookups > stats.num_hits > 0
+        assert stats.num_draft_tokens > 0
         assert_healthy(own)
 
 

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from specserve.api.call import ChatMessage
 from specserve.errors import InvalidField
 from tests.cases.apis import GRPC, HTTP, Service, ask, ask_plainly, posted, refusal
 from tests.cases.parts import case
@@ -155,13 +154,8 @@ def test_what_is_no_text_is_refused_over_http(api: str, service: Service):
             assert response.status == 400
 
 
-@case(19, apis=[GRPC])
-def test_a_conversation_without_messages_is_refused(api: str, service: Service):
-    assert refusal(api, service, list[ChatMessage]()).startswith("prompt: is empty")
-
-
 @case(19, apis=[HTTP])
-def test_a_conversation_without_messages_is_refused_over_http(api: str, service: Service):
+def test_a_conversation_without_messages_is_refused(api: str, service: Service):
     with posted(service, {"messages": []}, "/v1/chat/completions") as response:
         problem = json.loads(response.read())["error"]
     assert (response.status, problem["param"]) == (400, "messages")
