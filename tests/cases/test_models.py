@@ -139,21 +139,23 @@ def test_no_text_is_a_prompt_where_the_tokenizer_adds_a_token(api: str, llama: S
 PROMPT = list(range(8, 60, 3))
 
 
-def write_four(root: Path) -> dict[str, Path]:
-    """Tied and untied, with a head of their own and without."""
+def write_heads(root: Path) -> dict[str, Path]:
+    """Tied and untied, with a head in the file and without."""
     folders = {
         "tied": write_model(root / "tied", QWEN3),
-        "tied, with a head": write_model(root / "both", QWEN3),
+        "tied, stored": write_model(root / "stored", QWEN3),
+        "tied, another": write_model(root / "another", QWEN3),
         "untied": write_model(root / "untied", QWEN3, tie_word_embeddings=False),
-        "untied, without a head": write_model(root / "none", QWEN3, tie_word_embeddings=False),
+        "untied, without": write_model(root / "without", QWEN3, tie_word_embeddings=False),
     }
-    stored = {name: path / "model.safetensors" for name, path in folders.items()}
-    tensors = load_file(stored["tied, with a head"])
-    head = torch.zeros(NUM_TOKENS, 32)
-    save_file({**tensors, "lm_head.weight": head}, stored["tied, with a head"])
-    tensors = load_file(stored["untied, without a head"])
+    paths = {name: folder / "model.safetensors" for name, folder in folders.items()}
+    tensors = load_file(paths["tied"])
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, paths["tied, stored"])
+    save_file({**tensors, "lm_head.weight": 0 * head}, paths["tied, another"])
+    tensors = load_file(paths["untied"])
     del tensors["lm_head.weight"]
-    save_file(tensors, stored["untied, without a head"])
+    save_file(tensors, paths["untied, without"])
     return folders
 
 
@@ -164,16 +166,14 @@ def logits_of(folder: Path, token_ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_heads_are_tied_where_the_configuration_says_so(tmp_path: Path):
-    folders = write_four(tmp_path)
-    tied, both, untied = (
-        logits_of(folders[name], PROMPT) for name in ("tied", "tied, with a head", "untied")
-    )
-    assert torch.equal(tied, both)
+    folders = write_heads(tmp_path)
+    names = ("tied", "tied, stored", "untied")
+    tied, stored, untied = (logits_of(folders[name], PROMPT) for name in names)
+    assert torch.equal(tied, stored)
     assert not torch.allclose(tied, untied, atol=0.1)
-    for name, logits in (("tied", tied), ("tied, with a head", both), ("untied", untied)):
-        torch.testing.assert_close(
-            logits, reference_logits(folders[name], PROMPT), atol=1e-4, rtol=0
-        )
+    for name, logits in zip(names, (tied, stored, untied), strict=True):
+        expected = reference_logits(folders[name], PROMPT)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 # --- case 32 ---------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def test_scaling_means_the_same_in_every_spelling(tmp_path: Path):
 
 def write_refused(root: Path) -> dict[str, tuple[list[str], str]]:
     """What is launched, and what the last line says of it."""
-    four = write_four(root)
-    headless = four["untied, without a head"]
+    heads = write_heads(root)
+    headless, doubtful = heads["untied, without"], heads["tied, another"]
     sentencepiece = write_model(root / "sentencepiece", LLAMA)
     spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     decoder = {"type": "Sequence", "decoders": [spaces, {"type": "Fuse"}]}
@@ -245,6 +245,10 @@ def write_refused(root: Path) -> dict[str, tuple[list[str], str]]:
     return {
         "case 8": (["--target", str(sentencepiece)], "is not byte-level, the only kind served"),
         "case 31": (["--target", str(headless)], "lm_head.weight is missing"),
+        "case 31, two heads": (
+            ["--target", str(doubtful)],
+            "lm_head.weight is not embed_tokens.weight",
+        ),
         "case 31, of a drafter": (
             ["--speculation", "sync", "--drafter", str(headless)],
             "lm_head.weight is missing",
