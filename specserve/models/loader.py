@@ -77,8 +77,22 @@ def load_with(
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
         checkpoint.check(expected_tensors(spec), optional)
+        if spec.tie_word_embeddings:
+            _refuse_another_head(checkpoint)
         builder = _Builder(padded, checkpoint, parallel, parts)
         return builder.build(min(num_positions or own_len, own_len))
+
+
+def _refuse_another_head(checkpoint: Checkpoint) -> None:
+    """A tied model may store its head as well, but not a different one: either may be meant."""
+    if "lm_head.weight" not in checkpoint:
+        return
+    head, embedding = (checkpoint.read(f"{name}.weight") for name in ("lm_head", "embed_tokens"))
+    if not torch.equal(head, embedding.to(head.dtype)):
+        raise Unsupported(
+            f"{checkpoint.folder}: tensor lm_head.weight is not embed_tokens.weight, as "
+            "tie_word_embeddings in config.json says; set that to false, or remove the tensor"
+        )
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

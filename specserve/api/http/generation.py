@@ -27,6 +27,7 @@ from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
+from specserve.errors import InvalidField
 
 WARNING = "x-specserve-warning"
 
@@ -86,6 +87,9 @@ class GenerationEndpoint(ABC, Generic[Body]):
         ready = self.service.ready
         gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
         options = self.streams(body)
+        if options is not None and asked.has_prompt_logprobs:
+            problem = "come with a whole answer; leave out stream"
+            raise InvalidField("prompt_logprobs", problem)
         if options is None:
             await self._whole(asked, head, gathered, reply)
         else:

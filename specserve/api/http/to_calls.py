@@ -137,8 +137,6 @@ def _sampling(
     *,
     usual_max_tokens: int,
 ) -> SamplingParams:
-    if body.stream and body.prompt_logprobs is not None:
-        raise InvalidField("prompt_logprobs", "comes with whole answers; leave stream out")
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"

@@ -53,14 +53,17 @@ def test_names_without_the_model_prefix_and_stored_rotary_tables_are_accepted(tm
     assert torch.equal(logits_of(folder), expected)
 
 
-def test_a_tied_model_ignores_a_stored_head(tmp_path):
+def test_a_tied_model_may_store_its_head_but_no_other(tmp_path):
     folder = write_checkpoint(tmp_path)
     expected = logits_of(folder)
     tensors = random_tensors(folder)
-    tensors["lm_head.weight"] = torch.zeros(64, 32)
-    save_file(tensors, folder / "model.safetensors")
-
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors")
     assert torch.equal(logits_of(folder), expected)
+    head[3, 5] += 1
+    save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"lm_head\.weight is not embed_tokens\.weight"):
+        load(folder)
 
 
 def test_the_folder_name_decides_nothing(tmp_path):
