@@ -9,7 +9,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -139,12 +139,12 @@ class _Paths:
         )
 
     async def _content(self, request: Request) -> bytes:
-        limit, content = self._service.max_message_bytes, b""
+        limit, content = self._service.max_message_bytes, bytearray()
         async for part in request.stream():
             content += part
             if len(content) > limit:
                 raise _Refused(too_large(limit))
-        return content
+        return bytes(content)
 
 
 class _Refused(Exception):
@@ -167,6 +167,8 @@ def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
             return await answer(request)
         except _Refused as error:
             return _refused(error.refusal)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except Exception as error:  # noqa: BLE001 - the boundary
             return _refused(refusal_of(error))
 

@@ -33,19 +33,17 @@ async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge
-    parts: list[bytes] = []
-    size = 0
+    content = bytearray()  # not a list of parts: a million of them would outweigh what they hold
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
         part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
+        if len(content) + len(part) > limit:
             raise TooLarge
-        parts.append(part)
+        content += part
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(content)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
