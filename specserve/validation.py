@@ -55,6 +55,7 @@ def validate_request(request: Request, limits: Limits) -> Request:
     _check_printable("request_id", request.request_id)  # messages and logs quote it
     _check_length("cache_salt", request.cache_salt, 0, MAX_ID_CHARS)
     _check_int("seed", request.seed, 0, 2**64 - 1)
+    _check_int("priority", request.priority, -(2**31), 2**31 - 1)
     if request.deadline_s is not None and not abs(request.deadline_s) < float("inf"):
         raise InvalidField("deadline_s", f"{request.deadline_s} is not a finite time")
     if request.min_tokens_per_s is not None:

@@ -19,7 +19,10 @@ _Decode = Callable[[bytes], object]
 class Malformed:
     """Stands for a request that could not be decoded."""
 
-    error = InvalidField("request", "is malformed protobuf, or a string in it is not UTF-8")
+    @property
+    def error(self) -> InvalidField:
+        """A new one each time: one that is raised again and again keeps all that it passed."""
+        return InvalidField("request", "is malformed protobuf, or a string in it is not UTF-8")
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
@@ -62,13 +65,15 @@ def _refusing(handler: Any) -> Any:  # noqa: ANN401 - as grpc types it
         decode, encode = _forgiving(handler.request_deserializer), handler.response_serializer
         method = _refusing_any(handler.stream_stream)
         return grpc.stream_stream_rpc_method_handler(method, decode, encode)
-    return _decoding(handler, _refusing_one(handler.unary_unary), _refusing_one(handler.unary_stream))
+    return _decoding(
+        handler, _refusing_one(handler.unary_unary), _refusing_one(handler.unary_stream)
+    )
 
 
 def _refusing_one(method: Any) -> Any:  # noqa: ANN401 - as grpc types it
     async def answer(request: object, context: Any) -> object:  # noqa: ANN401
         if isinstance(request, Malformed):
-            await _refuse(context)
+            await _refuse(request, context)
         return await method(request, context)
 
     return answer
@@ -86,12 +91,12 @@ def _refusing_any(method: Any) -> Any:  # noqa: ANN401 - as grpc types it
 async def _sound(requests: Any, context: Any) -> AsyncGenerator[object]:  # noqa: ANN401
     async for request in requests:
         if isinstance(request, Malformed):
-            await _refuse(context)
+            await _refuse(request, context)
         yield request
 
 
-async def _refuse(context: Any) -> None:  # noqa: ANN401
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(Malformed.error))
+async def _refuse(request: Malformed, context: Any) -> None:  # noqa: ANN401
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request.error))
 
 
 def _forgiving(decode: _Decode) -> _Decode:

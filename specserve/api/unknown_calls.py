@@ -14,10 +14,12 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc
 
-_NAME = "unknown method"  # in grpc's own log
+_NAME = "/unknown"  # of the method, to interceptors and in grpc's own log
 
 
 class _Core(cygrpc.AioServer):  # pyright: ignore[reportAttributeAccessIssue,reportUntypedBaseClass]
+    asked_first: tuple[grpc.aio.ServerInterceptor, ...] = ()
+
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
         """The next call of `method`; None: of any that there is not, which the loop never sees."""
         if method is not None:
@@ -26,15 +28,15 @@ class _Core(cygrpc.AioServer):  # pyright: ignore[reportAttributeAccessIssue,rep
 
     async def _refuse_unknown_calls(self) -> None:
         """Until the server stops, which raises what grpc's loop expects then."""
-        resolver: Any = cygrpc._MethodResolver([], {})  # pyright: ignore
-        loop, answering = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        none: Any = cygrpc._MethodResolver([], {})  # pyright: ignore
+        loop, refusing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
             call = await self._request_call()
-            answer: Any = cygrpc._handle_rpc(_NAME, resolver, (), call, loop, False)  # pyright: ignore
-            scheduled: Any = cygrpc._schedule_rpc_coro(answer, call, loop, _NAME)  # pyright: ignore
+            refusal: Any = cygrpc._handle_rpc(_NAME, none, self.asked_first, call, loop, False)  # pyright: ignore
+            scheduled: Any = cygrpc._schedule_rpc_coro(refusal, call, loop, _NAME)  # pyright: ignore
             task: asyncio.Task[None] = loop.create_task(scheduled, name="unknown call")
-            answering.add(task)  # the loop holds tasks weakly
-            task.add_done_callback(answering.discard)
+            refusing.add(task)  # the loop holds tasks weakly
+            task.add_done_callback(refusing.discard)
 
 
 class Server(grpc.aio._server.Server):  # pyright: ignore
@@ -47,4 +49,5 @@ class Server(grpc.aio._server.Server):  # pyright: ignore
     ) -> None:
         # Not the base class's: it makes the core that this one is to replace.
         self._loop = cygrpc.get_working_loop()  # pyright: ignore
-        self._server = _Core(self._loop, None, (), interceptors, tuple(options), None)
+        self._server = _Core(self._loop, None, (), tuple(interceptors), tuple(options), None)
+        self._server.asked_first = tuple(interceptors)

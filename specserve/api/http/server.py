@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 from specserve.api.http.app import make_app
+from specserve.api.http.let_go import LetGoProtocol
 from specserve.api.service import Service
 from specserve.errors import Unsupported
 from specserve.settings.config import HOST
@@ -52,6 +53,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            http=LetGoProtocol,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,

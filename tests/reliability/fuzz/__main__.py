@@ -31,16 +31,17 @@ def harm(attacked: Attacked, verdict: Verdict) -> list[str]:
     return found
 
 
-def report(verdict: Verdict) -> dict[str, object]:
-    assert verdict.first and verdict.last
+def report(attacked: Attacked, verdict: Verdict) -> dict[str, object]:
+    assert verdict.last
+    moments = [*verdict.slices, verdict.last]
     return {
         "seconds": round(verdict.seconds, 1),
         "frames": {name: sent.num_frames for name, sent in verdict.sent.items()},
         "answers": {name: sent.num_answers for name, sent in verdict.sent.items()},
         "requests": vars(verdict.answers),
         "memory_kb": {
-            name: [verdict.first.rss_kb[pid], verdict.last.rss_kb.get(pid, 0)]
-            for pid, name in verdict.first.names.items()
+            name: [moment.rss_kb.get(pid, 0) for moment in moments]
+            for pid, name in attacked.at_start.names.items()
         },
         "growth": {name: round(value, 4) for name, value in verdict.growth.items()},
     }
@@ -54,14 +55,12 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level="INFO", stream=sys.stderr)
     with attacked_service() as attacked:
-        verdict = attack(
-            attacked, options.frames, num_requests=options.requests, seed=options.seed
-        )
+        verdict = attack(attacked, options.frames, num_requests=options.requests, seed=options.seed)
         found = harm(attacked, verdict)
         output = attacked.launched.output
     if found:
         sys.stderr.write(output[-20_000:])
-    sys.stdout.write(json.dumps({"harm": found, **report(verdict)}, indent=1) + "\n")
+    sys.stdout.write(json.dumps({"harm": found, **report(attacked, verdict)}, indent=1) + "\n")
     return int(bool(found))
 
 

@@ -36,15 +36,15 @@ class Verdict:
 
     sent: dict[str, Sent] = field(default_factory=dict)  # by port
     answers: Answers = field(default_factory=Answers)
-    first: Vitals | None = None  # after the first slice
+    slices: list[Vitals] = field(default_factory=list)  # at the end of each
     last: Vitals | None = None
     seconds: float = 0.0
 
     @property
     def growth(self) -> dict[str, float]:
         """Of memory from the end of the first slice on, by process, as a fraction."""
-        assert self.first and self.last
-        return growth(self.first, self.last)
+        assert self.last
+        return growth(self.slices[0], self.last)
 
 
 class Attacked:
@@ -67,10 +67,9 @@ class Attacked:
         lines = Path("/proc/net/unix").read_text().splitlines()
         return {Path(line.split()[-1]).name for line in lines if f" {self.folder}/" in line}
 
-    def control_ports(self, seed: int) -> list[ControlFrames]:
-        return [
-            ControlFrames(self.folder, name, seed + index) for index, name in enumerate(SEEDS)
-        ]
+    def control_port(self, name: str, seed: int) -> ControlFrames:
+        """One of the run folder's sockets."""
+        return ControlFrames(self.folder, name, seed)
 
     def ports(self, seed: int) -> list[Port]:
         """All of them."""
@@ -79,7 +78,7 @@ class Attacked:
         return [
             HttpFrames(self.http_port, seed),
             GrpcFrames(int(self.address.rpartition(":")[2]), seed),
-            *self.control_ports(seed),
+            *(self.control_port(name, seed) for name in SEEDS),
             *(LinkFrames(open_link(draft), name, seed) for name in rings),
         ]
 
@@ -111,8 +110,7 @@ def attack(attacked: Attacked, num_frames: int, *, num_requests: int, seed: int)
                 _send_to_all(ports, share, verdict)
             for name, count in vars(bystander.answers).items():
                 setattr(verdict.answers, name, getattr(verdict.answers, name) + count)
-            if number == 0:
-                verdict.first = vitals(attacked.launched.process.pid)
+            verdict.slices.append(vitals(attacked.launched.process.pid))
     finally:
         for port in ports:
             port.close()

@@ -44,9 +44,7 @@ _MOST_WAITS = 5000  # of a millisecond, for a socket that takes no more
 _SAMPLING = SamplingParams(max_tokens=2, stop=("x",), logit_bias={5: 1.5}, logprobs=1)
 SEEDS: dict[str, tuple[object, ...]] = {
     "to_target": (
-        Submit(
-            Request(request_id="lie", prompt_token_ids=[5, 6, 7], sampling=_SAMPLING, seed=1)
-        ),
+        Submit(Request(request_id="lie", prompt_token_ids=[5, 6, 7], sampling=_SAMPLING, seed=1)),
         Abort("lie"),
         StopSample("lie", 0),
         Hello(),

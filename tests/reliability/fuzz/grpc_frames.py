@@ -61,9 +61,12 @@ _MESSAGES: tuple[tuple[str, bytes], ...] = (
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(
-        ">I", stream
-    ) + payload
+    return (
+        struct.pack(">I", len(payload))[1:]
+        + bytes([kind, flags])
+        + struct.pack(">I", stream)
+        + payload
+    )
 
 
 def _header(name: bytes, value: bytes) -> bytes:
