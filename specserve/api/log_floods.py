@@ -7,6 +7,7 @@ The libraries below both front ends write one for each request that is none, som
 import logging
 
 _FLOODS = {
+    "asyncio": ("socket.send() raised exception",),  # of clients that leave before their answer
     "uvicorn.error": ("Invalid HTTP request received", "Unsupported upgrade request"),
     "grpc._cython.cygrpc": ("Invalid encoding on",),  # of a header's name or value
 }

@@ -15,6 +15,7 @@ import msgspec
 
 from specserve.errors import Unsupported
 from specserve.models.known_tokens import tokenizer_size
+from specserve.models.regular_files import read_regular
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -232,7 +233,7 @@ def read_json(path: Path, kind: type[T], *, field: str | None = None) -> T:
     `field` is the setting that names the file's folder, for when it does not hold the file.
     """
     try:
-        content: object = json.loads(path.read_bytes())
+        content: object = json.loads(read_regular(path))
     except FileNotFoundError:
         problem = f"{path.parent} is no model folder, {path.name} is missing"
         raise Unsupported(problem if field is None else f"{field}: {problem}") from None

@@ -26,9 +26,14 @@ def harm(attacked: Attacked, verdict: Verdict) -> list[str]:
         before, after = attacked.at_start.num_files[pid], verdict.last.num_files.get(pid, 0)
         if after > before:
             found.append(f"{name} has {after} files open, {before} before")
-    if "Traceback" in attacked.launched.output:
-        found.append("a traceback in the log")
+    found += traceback_in(attacked.launched.output)
     return found
+
+
+def traceback_in(output: str) -> list[str]:
+    """The first one, and the line before it."""
+    before, mark, after = output.partition("Traceback (most")
+    return [before.splitlines()[-1] + "\n" + mark + after[:3000]] if mark else []
 
 
 def report(attacked: Attacked, verdict: Verdict) -> dict[str, object]:
@@ -51,15 +56,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=100_000, help="to each port")
     parser.add_argument("--requests", type=int, default=60, help="of a pass of the bystander's")
+    parser.add_argument("--before", type=int, default=2000, help="requests to warm up with")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level="INFO", stream=sys.stderr)
     with attacked_service() as attacked:
         verdict = attack(attacked, options.frames, num_requests=options.requests, seed=options.seed)
         found = harm(attacked, verdict)
-        output = attacked.launched.output
-    if found:
-        sys.stderr.write(output[-20_000:])
     sys.stdout.write(json.dumps({"harm": found, **report(attacked, verdict)}, indent=1) + "\n")
     return int(bool(found))
 

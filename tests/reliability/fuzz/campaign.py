@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specserve.client import Client
-from tests.exactness.workload import MAX_MODEL_LEN
+from tests.exactness.workload import MAX_MODEL_LEN, run
 from tests.reliability.fuzz.bystander import Answers, Bystander, plainly, requests_of
 from tests.reliability.fuzz.control_frames import SEEDS, ControlFrames
 from tests.reliability.fuzz.grpc_frames import GrpcFrames
@@ -95,10 +95,16 @@ class Attacked:
         return is_free and not (load.num_running or load.num_waiting or load.num_in_flight)
 
 
-def attack(attacked: Attacked, num_frames: int, *, num_requests: int, seed: int) -> Verdict:
-    """`num_frames` to every port, all ports at once, in slices; requests run meanwhile."""
+def attack(
+    attacked: Attacked, num_frames: int, *, num_requests: int, num_before: int, seed: int
+) -> Verdict:
+    """`num_frames` to every port, all ports at once, in slices; requests run meanwhile.
+
+    `num_before` others come first: until then processes touch memory that they keep.
+    """
     requests = requests_of(num_requests, seed)
     plain = plainly(attacked.address, requests)
+    run(attacked.address, requests_of(num_before, seed + 1), concurrency=8)
     attacked.at_start = vitals(attacked.launched.process.pid)
     verdict, ports = Verdict(), attacked.ports(seed)
     verdict.sent = {port.name: Sent() for port in ports}
