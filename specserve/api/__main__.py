@@ -17,6 +17,7 @@ import msgspec
 
 from specserve.api.http.server import HttpServer
 from specserve.api.hub import TargetSilent
+from specserve.api.log_floods import dam_log_floods
 from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
@@ -134,6 +135,7 @@ def main() -> int:
     try:
         config = read_resolved(arguments.config)
         setup_logging("api", config.telemetry.log_level)
+        dam_log_floods()
         pin(config.placement("api"))
         asyncio.run(serve(config, arguments.control_dir, arguments.ready_fd))
     except TargetSilent as error:

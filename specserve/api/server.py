@@ -12,13 +12,14 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 
 from specserve.api import grpc as front_end
-from specserve.api import health
+from specserve.api import health, unknown_calls
 from specserve.api.grpc_keys import KeyRequired
 from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
 from specserve.errors import SpecserveError, Unsupported
 from specserve.settings.config import ServerConfig
 
+_STANDARD = (health.NAME, reflection.SERVICE_NAME)
 _MAX_HEADER_BYTES = 16 * 1024
 # Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused
 # calls that are still closing count as streams.
@@ -34,15 +35,15 @@ class GrpcServer:
         """Bind at once; raises Unsupported naming the port if that fails."""
         self._service = service
         keys = [] if service.keys is None else [KeyRequired(service.keys)]
-        self._server = grpc.aio.server(
-            interceptors=[*keys, MalformedRequests(front_end.SERVICES)],
+        self._server = unknown_calls.Server(
+            interceptors=[*keys, MalformedRequests(front_end.SERVICES, _STANDARD)],
             options=_options(service.max_message_bytes),
         )
         self._health = health.Health(front_end.SERVICES)
         self._health.add_to(self._server)
         service.before_drain.append(self._health.stop_serving)
         front_end.add_servicers(service, self._server)
-        names = (*front_end.SERVICES, health.NAME, reflection.SERVICE_NAME)
+        names = (*front_end.SERVICES, *_STANDARD)
         reflection.enable_server_reflection(names, self._server)
         door = service.config.server
         place = f"{door.place}:{door.grpc_port}"

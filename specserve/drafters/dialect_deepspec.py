@@ -18,10 +18,14 @@ from specserve.drafters.spec import (
 from specserve.errors import Unsupported
 from specserve.models.config import (
     DTYPES,
+    Epsilon,
+    Layers,
     ModelSpec,
+    Positions,
     Positive,
     PositiveFloat,
     RopeSpec,
+    Theta,
     convert,
     decoder_spec,
 )
@@ -37,7 +41,7 @@ class _DSparkFile(msgspec.Struct):
     block_size: Positive
     target_layer_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
     mask_token_id: NotNegative
-    num_hidden_layers: Positive
+    num_hidden_layers: Layers
     num_target_layers: Positive
     num_anchors: Positive
     markov_rank: NotNegative
@@ -54,7 +58,7 @@ class _Eagle3File(msgspec.Struct):
 
 
 class _Gemma4Rope(msgspec.Struct):
-    rope_theta: PositiveFloat
+    rope_theta: Theta
     rope_type: str = "default"
     partial_rotary_factor: Fraction = 1.0
 
@@ -67,12 +71,12 @@ class _Gemma4File(msgspec.Struct):
     vocab_size: Positive
     hidden_size: Positive
     intermediate_size: Positive
-    num_hidden_layers: Positive
+    num_hidden_layers: Layers
     num_attention_heads: Positive
     num_key_value_heads: Positive
     global_head_dim: Positive
-    max_position_embeddings: Positive
-    rms_norm_eps: PositiveFloat
+    max_position_embeddings: Positions
+    rms_norm_eps: Epsilon
     rope_parameters: _Gemma4Ropes
     attention_k_eq_v: bool = False
     num_global_key_value_heads: Positive | None = None

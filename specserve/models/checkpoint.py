@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from specserve.errors import Unsupported
 from specserve.models.config import refuse_pickles
+from specserve.models.regular_files import read_regular
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -153,7 +154,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _indexed_files(index: Path) -> list[str]:
     try:
-        weight_map: object = json.loads(index.read_bytes())["weight_map"]
+        weight_map: object = json.loads(read_regular(index))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unsupported(f"{index}: not a weight index: {error!r}") from error
     if not isinstance(weight_map, dict) or not weight_map:

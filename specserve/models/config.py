@@ -15,6 +15,7 @@ import msgspec
 
 from specserve.errors import Unsupported
 from specserve.models.known_tokens import tokenizer_size
+from specserve.models.regular_files import read_regular
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -24,8 +25,20 @@ ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 DEFAULT_ROPE_THETA = 10_000.0  # what both architectures mean when the field is absent
 
 T = TypeVar("T")
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+# Ranges are far beyond what anybody publishes. What is outside is a mistake or meant to harm: sizes
+# that nothing could hold, frequencies and norms that make numbers which are none.
+MOST = 2**24  # of any size or count
+MOST_POSITIONS = 2**40  # those that nobody uses cost nothing
+MOST_LAYERS = 4096  # the deepest published models have some two hundred
+EPSILONS, THETAS, FACTORS = (1e-15, 0.1), (1.0, 1e15), (1e-3, 1e4)
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Positions = Annotated[int, msgspec.Meta(ge=1, le=MOST_POSITIONS)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Epsilon = Annotated[float, msgspec.Meta(ge=EPSILONS[0], le=EPSILONS[1])]
+Theta = Annotated[float, msgspec.Meta(ge=THETAS[0], le=THETAS[1])]
+PositiveOrZero = Annotated[float, msgspec.Meta(ge=0, le=FACTORS[1])]
+Factor = Annotated[float, msgspec.Meta(ge=FACTORS[0], le=FACTORS[1])]
 
 
 @dataclass(frozen=True)
@@ -114,18 +127,18 @@ class _RopeFile(msgspec.Struct):
 
     rope_type: str | None = None
     type: str | None = None  # the older spelling of rope_type
-    rope_theta: PositiveFloat | None = None
-    factor: PositiveFloat | None = None
+    rope_theta: Theta | None = None
+    factor: Factor | None = None
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: Positive | None = None
+    original_max_position_embeddings: Positions | None = None
     partial_rotary_factor: float | None = None
     beta_fast: PositiveFloat | None = None
     beta_slow: PositiveFloat | None = None
     truncate: bool = True
-    attention_factor: PositiveFloat | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: Factor | None = None
+    mscale: PositiveOrZero | None = None
+    mscale_all_dim: PositiveOrZero | None = None
 
 
 class _ConfigFile(msgspec.Struct):
@@ -135,10 +148,10 @@ class _ConfigFile(msgspec.Struct):
     vocab_size: Positive
     hidden_size: Positive
     intermediate_size: Positive
-    num_hidden_layers: Positive
+    num_hidden_layers: Layers
     num_attention_heads: Positive
-    max_position_embeddings: Positive
-    rms_norm_eps: PositiveFloat
+    max_position_embeddings: Positions
+    rms_norm_eps: Epsilon
     model_type: str = ""
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
@@ -146,7 +159,7 @@ class _ConfigFile(msgspec.Struct):
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    rope_theta: PositiveFloat | None = None
+    rope_theta: Theta | None = None
     rope_scaling: dict[str, Any] | None = None  # a `_RopeFile`, as the next
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
@@ -204,7 +217,7 @@ def decoder_spec(content: object, path: Path) -> ModelSpec:
         num_heads=file.num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(path, file),
-        max_position_embeddings=_num_positions(file, rope),
+        max_position_embeddings=_num_positions(path, file, rope),
         rms_norm_eps=file.rms_norm_eps,
         rope=rope,
         qk_norm=architecture == "Qwen3ForCausalLM",
@@ -220,7 +233,7 @@ def read_json(path: Path, kind: type[T], *, field: str | None = None) -> T:
     `field` is the setting that names the file's folder, for when it does not hold the file.
     """
     try:
-        content: object = json.loads(path.read_bytes())
+        content: object = json.loads(read_regular(path))
     except FileNotFoundError:
         problem = f"{path.parent} is no model folder, {path.name} is missing"
         raise Unsupported(problem if field is None else f"{field}: {problem}") from None
@@ -304,9 +317,12 @@ def _rope(path: Path, file: _ConfigFile) -> RopeSpec:
     )
 
 
-def _num_positions(file: _ConfigFile, rope: RopeSpec) -> int:
+def _num_positions(path: Path, file: _ConfigFile, rope: RopeSpec) -> int:
     """YaRN stretches a context to what its two numbers make of it, whatever stands beside them."""
     stretched = int(rope.factor * rope.original_max_position_embeddings)
+    if stretched > MOST_POSITIONS and rope.kind == "yarn":
+        problem = f"makes {stretched} positions; the limit is {MOST_POSITIONS}"
+        raise Unsupported(f"{path}: rope factor: {problem}")
     return max(file.max_position_embeddings, stretched if rope.kind == "yarn" else 0)
 
 

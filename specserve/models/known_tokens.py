@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import Unsupported
+from specserve.models.regular_files import read_regular
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -35,7 +36,7 @@ def tokenizer_size(folder: Path) -> int | None:
     """
     path = folder / TOKENIZER_FILE
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
+        file = msgspec.json.decode(read_regular(path), type=_TokenizerFile)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -14,6 +14,7 @@ from specserve.models.config import read_json
 from specserve.models.gguf.container import GgufFile
 from specserve.models.gguf.tokenizer import gguf_chat_template, gguf_tokenizer
 from specserve.models.known_tokens import TOKENIZER_FILE
+from specserve.models.regular_files import read_regular
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -23,7 +24,7 @@ def load_tokenizer(model: Path) -> Tokenizer:
             return gguf_tokenizer(file)
     path = model / TOKENIZER_FILE
     try:
-        description: dict[str, Any] = json.loads(path.read_bytes())
+        description: dict[str, Any] = json.loads(read_regular(path))
         tokenizer = Tokenizer.from_file(str(path))
     except OSError as error:
         raise Unsupported(f"model.target: cannot read {path}: {error.strerror}") from error
@@ -69,7 +70,7 @@ def _default_template(template: Any) -> str | None:  # noqa: ANN401 - parsed JSO
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise Unsupported(f"model.target: cannot read {path}: {error}") from error
 

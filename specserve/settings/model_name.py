@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from specserve.errors import Unsupported
 from specserve.models.gguf.container import GgufFile
+from specserve.models.regular_files import read_regular
 from specserve.settings.target_source import default_name
 
 _MAX_LEN = 200  # of a name; longer ones were meant for something else
@@ -58,7 +59,7 @@ def _of_snapshot(snapshot: re.Match[str]) -> str:
 def _recorded(path: Path) -> str:
     """`_name_or_path` of a config.json; empty where it has none that is fit to be a name."""
     try:
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):  # whoever reads the model says what is wrong
         return ""
     fields = cast("dict[str, object]", content) if isinstance(content, dict) else {}

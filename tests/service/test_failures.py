@@ -26,7 +26,11 @@ class Launched:
         words = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
         words += ["--port", "0", *flags]
         self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",  # gRPC's core repeats what strangers sent, whatever it is
         )
         self.lines: list[str] = []
         self._listening = threading.Event()

@@ -50,6 +50,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+        # Of a connection that its client has reset uvicorn (0.54) keeps the timer that would close
+        # it when it has been idle for long, and with the timer all that the connection holds.
+        self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head

@@ -12,7 +12,17 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from specserve.errors import Unsupported
-from specserve.models.config import DEFAULT_ROPE_THETA, ModelSpec, RopeSpec
+from specserve.models.config import (
+    DEFAULT_ROPE_THETA,
+    EPSILONS,
+    FACTORS,
+    MOST,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    THETAS,
+    ModelSpec,
+    RopeSpec,
+)
 from specserve.models.gguf.container import GgufFile, Numbers, Strings
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -40,7 +50,7 @@ _END_NAMES = frozenset({
     "<|end_of_sentence|>", "</s>",
 })  # fmt: skip
 TOKENS, TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-_MOST_LAYERS = 4096  # the deepest published models have some two hundred
+_BETAS = (1e-6, 1e6)  # of YaRN
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens
 
 _T = TypeVar("_T", int, float, str, bool)
@@ -74,12 +84,12 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=keys.own("feed_forward_length", int, least=1),
-        num_real_layers=_num_layers(keys),
+        num_real_layers=keys.own("block_count", int, least=1, most=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=num_positions,
-        rms_norm_eps=keys.own("attention.layer_norm_rms_epsilon", float, above=0),
+        rms_norm_eps=keys.own("attention.layer_norm_rms_epsilon", float, within=EPSILONS),
         rope=rope,
         qk_norm=architecture == "qwen3",
         tie_word_embeddings=LM_HEAD not in file.tensors,
@@ -107,15 +117,23 @@ class Keys:
         default: _T | None = None,
         *,
         least: int = 0,
-        above: float | None = None,
+        most: int = MOST,
+        within: tuple[float, float] | None = None,
     ) -> _T:
-        """A key below the architecture's name; of a list a layer, what all layers agree on."""
+        """A key below the architecture's name; of a list a layer, what all layers agree on.
+
+        Whole numbers are held against `least` and `most`, others against `within`.
+        """
         name = f"{self.architecture}.{key}"
         value = self.get(name, kind, default)
         if isinstance(value, int) and value < least:
             self.fail(f"{name}: {value} is less than {least}")
-        if above is not None and isinstance(value, float) and not value > above:
-            self.fail(f"{name}: {value} is not above {above:g}")
+        if isinstance(value, int) and value > most:
+            self.fail(f"{name}: {value}; the limit is {most}")
+        if within is not None and isinstance(value, float):
+            lowest, highest = within
+            if not lowest <= value <= highest:
+                self.fail(f"{name}: {value} is not within {lowest:g} to {highest:g}")
         return value
 
     def get(self, name: str, kind: type[_T], default: _T | None = None) -> _T:
@@ -135,7 +153,7 @@ class Keys:
     def plain(self, name: str) -> object:
         """What stands there; of a short list what all of it agrees on."""
         value = self.file.metadata.get(name)
-        if isinstance(value, Numbers) and 0 < len(value) <= _MOST_LAYERS:
+        if isinstance(value, Numbers) and 0 < len(value) <= MOST_LAYERS:
             numbers = value.read()
             return numbers[0] if len(set(numbers)) == 1 else numbers
         return value
@@ -183,13 +201,6 @@ def _embedding_shape(file: GgufFile, keys: Keys) -> tuple[int, int]:
     return vocab_size, hidden_size
 
 
-def _num_layers(keys: Keys) -> int:
-    count = keys.own("block_count", int, least=1)
-    if count > _MOST_LAYERS:
-        keys.fail(f"{keys.architecture}.block_count: {count}; the limit is {_MOST_LAYERS}")
-    return count
-
-
 def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     usual = hidden_size // num_heads
     head_dim = keys.own("attention.key_length", int, usual, least=1)
@@ -204,11 +215,15 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
 
 def _rope(file: GgufFile, keys: Keys, head_dim: int) -> tuple[RopeSpec, int]:
     """Frequencies, and how many positions a row may have."""
-    num_positions = keys.own("context_length", int, least=1)
-    theta = keys.own("rope.freq_base", float, DEFAULT_ROPE_THETA, above=0)
-    old_scale = keys.own("rope.scale_linear", float, 1.0)  # of files that predate the next key
+    num_positions = keys.own("context_length", int, least=1, most=MOST_POSITIONS)
+    theta = keys.own("rope.freq_base", float, DEFAULT_ROPE_THETA, within=THETAS)
+    # By llama.cpp 0 means none.
+    scales = (0.0, FACTORS[1])
+    old_scale = keys.own(
+        "rope.scale_linear", float, 1.0, within=scales
+    )  # of files that predate the next key
     kind = keys.own("rope.scaling.type", str, "none" if old_scale == 1 else "linear")
-    factor = keys.own("rope.scaling.factor", float, old_scale)
+    factor = keys.own("rope.scaling.factor", float, old_scale, within=scales)
     if ROPE_FACTORS in file.tensors:
         if kind not in ("none", "linear") or factor not in (0.0, 1.0):
             keys.fail(f"{keys.architecture}.rope.scaling.type: {kind} beside {ROPE_FACTORS}")
@@ -218,10 +233,11 @@ def _rope(file: GgufFile, keys: Keys, head_dim: int) -> tuple[RopeSpec, int]:
     if kind not in ("none", "linear", "yarn"):
         name = f"{keys.architecture}.rope.scaling.type"
         keys.fail(f"{name}: {kind!r} is not one of none, linear, yarn")
-    if factor < 0:
-        keys.fail(f"{keys.architecture}.rope.scaling.factor: {factor} is not above 0")
-    if kind == "none" or factor in (0.0, 1.0):  # by llama.cpp 0 means none
+    if kind == "none" or factor in (0.0, 1.0):
         return RopeSpec(theta), num_positions
+    if factor < FACTORS[0]:
+        name = f"{keys.architecture}.rope.scaling.factor"
+        keys.fail(f"{name}: {factor} is neither 0 nor within {FACTORS[0]:g} to {FACTORS[1]:g}")
     if kind == "linear":
         return RopeSpec(theta, kind, factor), num_positions
     return _yarn(keys, theta, factor, num_positions), num_positions
@@ -229,9 +245,9 @@ def _rope(file: GgufFile, keys: Keys, head_dim: int) -> tuple[RopeSpec, int]:
 
 def _yarn(keys: Keys, theta: float, factor: float, num_positions: int) -> RopeSpec:
     usual = max(1, int(num_positions / factor))
-    own = keys.own("rope.scaling.attn_factor", float, 1.0, above=0)
-    fast = keys.own("rope.scaling.yarn_beta_fast", float, 32.0, above=0)
-    slow = keys.own("rope.scaling.yarn_beta_slow", float, 1.0, above=0)
+    own = keys.own("rope.scaling.attn_factor", float, 1.0, within=FACTORS)
+    fast = keys.own("rope.scaling.yarn_beta_fast", float, 32.0, within=_BETAS)
+    slow = keys.own("rope.scaling.yarn_beta_slow", float, 1.0, within=_BETAS)
     if fast <= slow:
         keys.fail(f"{keys.architecture}.rope.scaling.yarn_beta_fast: {fast} of {slow} at least")
     return RopeSpec(
@@ -239,7 +255,7 @@ def _yarn(keys: Keys, theta: float, factor: float, num_positions: int) -> RopeSp
         "yarn",
         factor,
         original_max_position_embeddings=keys.own(
-            "rope.scaling.original_context_length", int, usual, least=1
+            "rope.scaling.original_context_length", int, usual, least=1, most=MOST_POSITIONS
         ),
         beta_fast=fast,
         beta_slow=slow,

@@ -1,0 +1,1 @@
+"""Checkpoints that were made to harm whoever loads them."""

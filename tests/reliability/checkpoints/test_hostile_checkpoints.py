@@ -1,0 +1,58 @@
+"""Row 27: a checkpoint that was made to harm is refused in one line, and nothing of it is run."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.checkpoints.hostile import CHECKPOINTS
+from tests.reliability.figures import keep
+from tests.reliability.scale import is_long
+
+_MOST_RSS_KB = 900_000  # of any process of the launch; with a sound model some 450,000
+_MOST_S = 60
+# In `make test` two that only a rank finds out, and one that the supervisor does.
+_NAMES = (
+    list(CHECKPOINTS)
+    if is_long()
+    else ["tensors that overlap", "a configuration without end", "an epsilon of a GGUF"]
+)
+_ROLES = ["target", "drafter"] if is_long() else ["target"]
+
+
+def _refusal(role: str, model: Path) -> tuple[int, str, int]:
+    """Exit code, output, and the largest resident memory of a process in KB."""
+    flags = ["--target", str(model)]
+    if role == "drafter":
+        flags = ["--target", "tiny", "--speculation", "sync", "--drafter", str(model)]
+    words = [sys.executable, "-m", "specserve", "launch", "--port", "0", "--no-http", *flags]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout
+    output = process.stdout.read().decode()
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, output, usage.ru_maxrss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", _ROLES)
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_hostile_checkpoint_is_refused_in_one_line(tmp_path: Path, name: str, role: str):
+    hostile, canary = CHECKPOINTS[name], tmp_path / "executed"
+    model = hostile.write(tmp_path / "model", canary)
+    began_s = time.monotonic()
+    code, output, rss_kb = _refusal(role, model)
+    last = output.splitlines()[-1]
+    assert code not in (0, 1) or role == "drafter", output
+    assert code != 0
+    assert last.startswith("specserve: ")
+    assert hostile.names in last
+    assert "Traceback" not in output
+    assert not canary.exists()
+    assert rss_kb < _MOST_RSS_KB
+    assert time.monotonic() - began_s < _MOST_S
+    keep(27, "gRPC", **{f"{role}, {name}: largest memory_kb": rss_kb})

@@ -1,0 +1,14 @@
+"""One running `1+1` for the tests of what strangers send."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.reliability.fuzz.campaign import Attacked, attacked_service
+
+
+@pytest.fixture(scope="session")
+def attacked() -> Iterator[Attacked]:
+    """It ends well in the end, whatever it was sent."""
+    with attacked_service() as made:
+        yield made
