@@ -3,7 +3,10 @@
 
 Knows ids, buffers and whether the target lives; knows no text, no sampling and no gRPC.
 Every open request has a bounded buffer. A reader that lags more than the limit loses its own
-request and nothing else. When the target is lost, every open request ends with an error.
+request and nothing else. A target that says nothing for a while has stalled: who asks for the
+health of the service is told so. One that goes on saying nothing is lost, and every open request
+ends with an error. Both are told by its loop, which reports a few times a second: a process that
+lives and answers is no sign that anything is decoded.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from specserve.api.open_request import OpenRequest
+from specserve.api.pace import Pace
 from specserve.errors import Busy, Exhausted, InvalidField, SpecserveError, Unavailable
 from specserve.transport.control.control import ApiControl, Received
 from specserve.types import (
@@ -39,6 +43,7 @@ from specserve.types import (
 log = logging.getLogger(__name__)
 
 _HELLO_PERIOD_S = 0.5
+_STALL_SHARE = 0.25  # of the silence that ends the service, after which its health is bad
 # Longer than the target's pauses between reports. Where everything was paused, this process may
 # wake first and find its own limit over.
 _SECOND_LOOK_S = 2.0
@@ -70,6 +75,7 @@ class Hub:
         self._requests: dict[str, OpenRequest] = {}
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_admitted = 0
+        self._pace = Pace(max_requests)
         self._idle = asyncio.Event()
         self._idle.set()
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}  # by path; at most one
@@ -77,6 +83,8 @@ class Hub:
         self.draining = asyncio.Event()
         self.lost = asyncio.Event()
         self._silent = asyncio.Event()
+        self.is_stalled = False  # the target has said nothing for a while
+        self._stall_queues: list[asyncio.Queue[bool]] = []
         self._lost_detail = ""
         self.load = Load()
         self.load_s = time.monotonic()  # when it came
@@ -90,6 +98,11 @@ class Hub:
             Drained: self._on_drained,
             Profiled: self._on_profiled,
         }
+
+    @property
+    def stall_s(self) -> float:
+        """Silence of the target after which it counts as stalled."""
+        return self._silence_s * _STALL_SHARE
 
     @property
     def _silence(self) -> str:
@@ -113,19 +126,9 @@ class Hub:
             Busy: too many requests in flight.
             InvalidField: a live request has this id.
         """
-        if self.lost.is_set():
-            self._raise_lost()
-        if self.draining.is_set():
-            raise Unavailable("draining: the service takes no new requests")
-        if not self.ready.done():
-            raise Unavailable("loading: the target is not ready yet")
+        self.require_place()
         if request_id in self._requests:
             raise InvalidField("request_id", "a running request has this id")
-        if len(self._requests) >= self._max_requests:
-            raise Busy(
-                f"server.max_queued_requests: {self._max_requests} requests are in flight, "
-                "which is the limit"
-            )
         self._num_admitted += 1
         # Never reused: a client may reuse its id while rounds of the aborted namesake still arrive.
         wire_id = f"{self._num_admitted}:{request_id[:32]}"
@@ -133,6 +136,23 @@ class Hub:
         self._requests[request_id] = self._by_wire_id[wire_id] = opened
         self._idle.clear()
         return opened
+
+    def require_place(self) -> None:
+        """Raise what `admit` would for want of a place; for who has work to do before it."""
+        if self.lost.is_set():
+            self._raise_lost()
+        if self.draining.is_set():
+            raise Unavailable(
+                f"draining: {len(self._requests)} requests run to their end, no new ones are taken"
+            )
+        if not self.ready.done():
+            raise Unavailable("loading: the target is not ready yet")
+        if len(self._requests) >= self._max_requests:
+            raise Busy(
+                f"server.max_queued_requests: {self._max_requests} requests are in flight, "
+                "which is the limit",
+                self._pace.wait_s(time.monotonic()),
+            )
 
     def submit(self, opened: OpenRequest, request: Request) -> None:
         """Send it to the target.
@@ -154,6 +174,7 @@ class Hub:
         if self._requests.get(opened.request_id) is not opened:
             return
         del self._requests[opened.request_id], self._by_wire_id[opened.wire_id]
+        self._pace.freed(time.monotonic())
         if not self._requests:
             self._idle.set()
         if opened.submitted and not opened.ended:
@@ -184,6 +205,11 @@ class Hub:
         """Every report of the target's from now on, for one who reads them as long as we live."""
         self._load_queues.append(asyncio.Queue())
         return self._load_queues[-1]
+
+    def stalls(self) -> asyncio.Queue[bool]:
+        """From now on: True when the target stalls or is lost, False when it goes on."""
+        self._stall_queues.append(asyncio.Queue())
+        return self._stall_queues[-1]
 
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
@@ -216,6 +242,7 @@ class Hub:
     def _end(self, detail: str) -> None:
         self._lost_detail = detail
         self.lost.set()
+        self._note_stall(True)
         error = Unavailable(detail)
         for opened in list(self._requests.values()):
             opened.fail(error)
@@ -257,11 +284,7 @@ class Hub:
 
     async def _deal_out(self) -> None:
         while True:
-            # Loading takes as long as it takes; the launcher bounds it.
-            limit = self._silence_s if self.ready.done() and not self.lost.is_set() else None
-            received = await self._receive(limit)
-            if received is None and limit is not None:
-                received = await self._receive(_SECOND_LOOK_S)
+            received = await self._next_frame()
             if received is None:
                 self.target_lost(self._silence)
                 self._silent.set()
@@ -271,6 +294,28 @@ class Hub:
             self._dispatch(received.message)
             # Receiving does not suspend while frames wait: without this, nobody would read them.
             await asyncio.sleep(0)
+
+    async def _next_frame(self) -> Received[FromTarget] | None:
+        """None: the target has been silent for too long."""
+        if not self.ready.done() or self.lost.is_set():
+            return await self._receive(None)  # loading takes its time; the launcher bounds it
+        second_look_s = min(_SECOND_LOOK_S, self.stall_s)
+        for limit_s in (self.stall_s, second_look_s):
+            if (received := await self._receive(limit_s)) is not None:
+                return received
+        log.warning("the target has said nothing for %g s", self.stall_s)
+        self._note_stall(True)
+        for limit_s in (self._silence_s - self.stall_s - second_look_s, _SECOND_LOOK_S):
+            if (received := await self._receive(limit_s)) is not None:
+                log.warning("the target goes on")
+                self._note_stall(False)
+                return received
+        return None
+
+    def _note_stall(self, is_stalled: bool) -> None:
+        self.is_stalled = is_stalled
+        for queue in self._stall_queues:
+            queue.put_nowait(is_stalled)
 
     async def _receive(self, limit_s: float | None) -> Received[FromTarget] | None:
         """None: nothing came in time."""

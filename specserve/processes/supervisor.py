@@ -6,7 +6,7 @@ while serving ends the service, after the API process has been told so that ever
 ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once,
 and the exit code is that of a command ended by a signal: streams were cut.
 Where several children end for one reason, the error names the first cause, not who suffered first.
-Draft processes are the exception: once ready, they are started again (`draft_keeper`).
+Draft processes are the exception: they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
 """
 
@@ -69,7 +69,13 @@ class Reported(msgspec.Struct, frozen=True):
     child: Child
 
 
-Event = StopRequested | Died | Reported
+class BegunAgain(msgspec.Struct, frozen=True):
+    """A draft process died; another life of it follows."""
+
+    child: Child
+
+
+Event = StopRequested | Died | Reported | BegunAgain
 
 
 class Supervisor:
@@ -139,7 +145,8 @@ class Supervisor:
             if isinstance(event, StopRequested):
                 return Ending(EXIT_OK)
             child = event.child
-            if isinstance(event, Reported) and child.farewell is None:
+            is_ready = isinstance(event, Reported) and child.farewell is None
+            if is_ready or isinstance(event, BegunAgain):  # nobody depends on a draft process
                 waiting.discard(child)
             elif not child.is_consequence:
                 return _not_started(child)
@@ -159,7 +166,8 @@ class Supervisor:
                 log.info("stopping; a second signal kills")
                 return self._drain()
             # Who gives up is as good as dead, and takes its time to unload what it has loaded.
-            if isinstance(event, Died) or (event is not None and event.child.farewell):
+            is_lost = isinstance(event, Reported) and event.child.farewell is not None
+            if event is not None and (isinstance(event, Died) or is_lost):
                 return self._fail(event.child)
 
     def _drain(self) -> Ending:
@@ -345,7 +353,9 @@ class Supervisor:
         for child in dead:
             self._read_reports(child)  # what it said between the last look and its end
         dead.sort(key=lambda child: child.is_consequence)  # causes first
-        self._events += [Died(child) for child in dead if not self._drafts.died(child)]
+        self._events += [
+            BegunAgain(child) if self._drafts.died(child) else Died(child) for child in dead
+        ]
         reap_strays(self._known_pids)
 
     def _known_pids(self) -> set[int]:

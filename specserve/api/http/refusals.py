@@ -54,7 +54,7 @@ def refusal_of(error: Exception) -> Refusal:
             type=kind,
             param=error.field if isinstance(error, InvalidField) else None,
             code=status,
-            retry_after_s=Busy.RETRY_AFTER_S if isinstance(error, Busy) else None,
+            retry_after_s=error.retry_after_s if isinstance(error, Busy) else None,
         )
     incident = secrets.token_hex(4)
     log.error("incident %s", incident, exc_info=error)
