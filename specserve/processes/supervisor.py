@@ -3,8 +3,8 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once,
-and the exit code is that of a command ended by a signal: streams were cut.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one ends streams with an error, unless
+it comes at once, and the exit code is that of a command ended by a signal; a third one kills.
 Where several children end for one reason, the error names the first cause, not who suffered first.
 Draft processes are the exception: they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _TARGET_STOP_GRACE_S = 10.0
 _DRAFT_STOP_GRACE_S = 2.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
+_CUT_GRACE_S = 3.0  # the same, where a second signal ends a drain
 _CAUSE_GRACE_S = 2.0  # for the death of the one that another child says it dies of
 _SAME_STOP_S = 0.5  # one stop may arrive twice: from a terminal and from `timeout`, say
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
@@ -163,7 +164,7 @@ class Supervisor:
         while True:
             event = self._next_event(None)
             if isinstance(event, StopRequested):
-                log.info("stopping; a second signal kills")
+                log.info("stopping; a second signal cuts what runs")
                 return self._drain()
             # Who gives up is as good as dead, and takes its time to unload what it has loaded.
             is_lost = isinstance(event, Reported) and event.child.farewell is not None
@@ -187,7 +188,10 @@ class Supervisor:
             if isinstance(event, Died):
                 return self._fail(event.child)
             if isinstance(event, StopRequested):
-                log.warning("killed by a second signal")
+                log.warning("a second signal: running requests are cut")
+                api = self._api()  # it ends its streams with an error; a third signal kills
+                api.terminate()
+                self._await_exit([api], _CUT_GRACE_S, self._children, may_fail=True)
                 return Ending(signal_exit(event.signum))
             for child in group:
                 if child.alive:

@@ -19,7 +19,7 @@ import grpc.aio
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from tests.reliability.scale import is_long
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 GRPC, HTTP = "gRPC", "HTTP"
 CUT = "CUT"  # the answer broke off without a word of why

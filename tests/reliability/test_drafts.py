@@ -20,7 +20,7 @@ from tests.reliability.streams import Crowd, Seeded, pause, plainly, quantile, s
 from tests.service.blows import DRAFT_TIMEOUT_S
 from tests.service.chaos import end, launch_async
 from tests.service.draft_watch import DraftWatch, draft_pids, eventually
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 REQUESTS = seeded(24)
 STREAMS = 8

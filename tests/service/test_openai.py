@@ -8,7 +8,7 @@ from openai import OpenAI
 
 from specserve.client import Client
 from tests.service.chaos import end
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 PROMPT = "def main():\n    "
 
