@@ -33,6 +33,7 @@ _CODES = {
     500: "INTERNAL",
     503: "UNAVAILABLE",
 }
+_OWN = (("grpc.use_local_subchannel_pool", 1),)
 _BESIDE_SAMPLING = ("seed", "request_id", "priority", "cache_salt")
 
 
@@ -91,13 +92,22 @@ async def ask(
     *,
     timeout_s: float | None = None,
     on_piece: OnPiece = lambda answer: True,
+    channel: grpc.aio.Channel | None = None,
     **options: Any,
 ) -> Answer:
-    """`options` have the names of both APIs. Raises nothing that a service may do."""
+    """`options` have the names of both APIs. Raises nothing that a service may do.
+
+    `channel`: for many short calls over gRPC, which would take longer to connect than to answer.
+    """
     answer = Answer(sent_s=time.monotonic())
-    over = _over_grpc if api == GRPC else _over_http
     try:
-        await over(places, prompt, options, timeout_s, answer, on_piece)
+        if api == HTTP:
+            await _over_http(places, prompt, options, timeout_s, answer, on_piece)
+        elif channel is not None:
+            await _over_grpc(channel, prompt, options, timeout_s, answer, on_piece)
+        else:  # a connection of its own, as over HTTP: what ends one request ends no other
+            async with grpc.aio.insecure_channel(places.grpc, options=_OWN) as channel:
+                await _over_grpc(channel, prompt, options, timeout_s, answer, on_piece)
     except (OSError, asyncio.IncompleteReadError) as error:
         answer.error, answer.message = CUT, repr(error)
     answer.ended_s = time.monotonic()
@@ -108,7 +118,7 @@ async def ask(
 
 
 async def _over_grpc(
-    places: Places,
+    channel: grpc.aio.Channel,
     prompt: str,
     options: dict[str, Any],
     timeout_s: float | None,
@@ -120,19 +130,15 @@ async def _over_grpc(
     if (mode := sampling.pop("mode", None)) is not None:  # of speculation; this API's alone
         beside["spec"] = pb.SpecOptions(mode=mode)
     request = pb.GenerateRequest(text=prompt, sampling=pb.SamplingParams(**sampling), **beside)
-    # A connection of its own, as over HTTP: what ends one request ends no other.
-    own = (("grpc.use_local_subchannel_pool", 1),)
-    async with grpc.aio.insecure_channel(places.grpc, options=own) as channel:
-        call = stubs.GenerationStub(channel).GenerateStream(request, timeout=timeout_s)
-        try:
-            async for event in call:
-                if not _take(answer, event) or on_piece(answer):
-                    continue
+    call = stubs.GenerationStub(channel).GenerateStream(request, timeout=timeout_s)
+    try:
+        async for event in call:
+            if _take(answer, event) and not on_piece(answer):
                 answer.error = LEFT
                 call.cancel()
                 return
-        except grpc.aio.AioRpcError as error:
-            _take_error(answer, error)
+    except grpc.aio.AioRpcError as error:
+        _take_error(answer, error)
 
 
 def _take(answer: Answer, event: pb.GenerateStreamResponse) -> bool:
