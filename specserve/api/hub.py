@@ -299,7 +299,7 @@ class Hub:
         """None: the target has been silent for too long."""
         if not self.ready.done() or self.lost.is_set():
             return await self._receive(None)  # loading takes its time; the launcher bounds it
-        second_look_s = min(_SECOND_LOOK_S, self.stall_s)
+        second_look_s = min(_SECOND_LOOK_S, self.stall_s / 2)
         for limit_s in (self.stall_s, second_look_s):
             if (received := await self._receive(limit_s)) is not None:
                 return received

@@ -67,7 +67,7 @@ def measured(row: int, api: str) -> Iterator[Measured]:
         if found.missed:  # another test of this row may have missed another bar
             found.note(missed="; ".join(found.missed))
         keep(row, api, **found.figures)
-    assert found.missed == []
+    assert not found.missed, "; ".join(found.missed)
 
 
 def rss_mb(pid: int) -> float:

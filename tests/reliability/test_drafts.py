@@ -107,7 +107,7 @@ def judge(found: Measured, crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("api", apis(HTTP))
-def test_a_draft_that_is_killed_again_and_again_costs_no_request_and_leaks_nothing(
+def test_a_draft_killed_again_and_again_costs_no_request_and_leaks_nothing(
     attacked: Attacked, plain: list[Answer], api: str
 ):
     source, noticed_s, back_s = random.Random(1), [], []

@@ -117,9 +117,10 @@ def hashed(self, batch):
         digest = hashlib.sha256(batch.encode().tobytes())
         digest.update(hidden.contiguous().numpy().tobytes())
         rank = sys.argv[sys.argv.index("--rank") + 1]
-        file = files.setdefault(rank, open(os.path.join(FOLDER, "rank" + rank), "w"))
-        file.write(digest.hexdigest() + "\\n")
-        file.flush()
+        if rank not in files:
+            files[rank] = open(os.path.join(FOLDER, "rank" + rank), "w")
+        files[rank].write(digest.hexdigest() + "\\n")
+        files[rank].flush()
         return hidden, residuals
     self.passes.run = watched
     try:

@@ -1,13 +1,12 @@
 """What requests may do to a service: time out, stop reading, ask for more than there is.
 
-Rows 16, 17, 18 and 19 of tests/reliability/rows.py; row 15 is tests/service/test_cancels.py.
+Rows 16, 17 and 19 of tests/reliability/rows.py; row 15 is tests/service/test_cancels.py.
 """
 
 import asyncio
 import random
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
@@ -20,7 +19,7 @@ from tests.reliability.apis import GRPC, HTTP, Answer, Places, apis, ask, open_h
 from tests.reliability.measured import measured
 from tests.reliability.overload import FACTOR, overload, overloaded_service
 from tests.reliability.scale import is_long, scaled
-from tests.reliability.streams import ask_all, plainly, quantile, seeded
+from tests.reliability.streams import quantile
 from tests.service.chaos import end
 from tests.service.draft_watch import eventually
 from tests.service.launched import Launched
@@ -92,37 +91,6 @@ def test_ten_times_too_many_are_refused_at_once_and_the_rest_served(crowded: Lau
         kept.at_least(0.9, share_of_peak=found.goodput / found.peak)
         for name, (before, after) in found.memory_mb.items():
             kept.at_most(RSS_GROWTH_MB, is_time=False, **{f"{name}_mb": after - before})
-
-
-# --- blocks that run out --------------------------------------------------------------------------
-
-NINE_BLOCKS = "720KiB"  # of the tiny model: 144 tokens
-SMALL = seeded(scaled(240, 24), seed=5)
-
-
-@pytest.mark.parametrize("api", apis(HTTP))
-def test_nine_blocks_give_the_same_texts_by_giving_way(
-    start_service: Callable[..., str], service: str, api: str
-):
-    plain = plainly(GRPC, Places(service, ""), SMALL)
-    small = Launched("--kv-memory", NINE_BLOCKS, "--oversubscribe", "--speculation", "off")
-    try:
-        places = places_of(small)
-        with Client(places.grpc) as client:
-            assert client.load().num_blocks == 9
-            begin_s = time.monotonic()
-            answers = asyncio.run(ask_all(api, places, SMALL, concurrency=12))
-            took_s = time.monotonic() - begin_s
-            num_preemptions = client.load().num_preemptions
-        too_long = asyncio.run(ask(api, places, "word " * 200, **LONG))
-    finally:
-        end(small)
-    with measured(18, api) as found:
-        found.note(requests=len(answers), took_s=took_s)
-        found.none(failed=[each.message for each in answers if each.error])
-        found.none(wrong=[i for i, a in enumerate(answers) if a.said != plain[i].said])
-        found.at_least(1, preemptions=num_preemptions)
-        assert too_long.error == "INVALID_ARGUMENT", too_long
 
 
 # --- readers that do not read ---------------------------------------------------------------------

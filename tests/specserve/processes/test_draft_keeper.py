@@ -145,7 +145,7 @@ def test_a_draft_that_says_that_it_cannot_start_ends_the_launch(supervise):
 
 
 @pytest.mark.slow
-def test_a_draft_that_dies_in_its_first_starts_is_started_again_and_nobody_waits(supervise):
+def test_a_draft_that_dies_in_its_first_starts_keeps_nobody_waiting(supervise):
     supervised = supervise(num_drafts=1, draft0="crash_starting").await_ready()
     pids, deadline = others(supervised), time.monotonic() + 20
     while len(lives(supervised, "draft0")) < 3:
