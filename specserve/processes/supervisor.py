@@ -3,8 +3,8 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one ends streams with an error, unless
-it comes at once, and the exit code is that of a command ended by a signal; a third one kills.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one, unless it comes at once, ends
+streams with an error, and the exit code is that of a command ended by it; a third one kills.
 Where several children end for one reason, the error names the first cause, not who suffered first.
 Draft processes are the exception: they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.

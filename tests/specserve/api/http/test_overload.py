@@ -1,5 +1,6 @@
 """HTTP where there is no place, no time, or no reader: refused early, ended, cut off."""
 
+import json
 import socket
 import time
 from contextlib import suppress
