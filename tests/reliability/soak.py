@@ -213,14 +213,12 @@ class Schedule:
 
         async def run() -> None:
             body = {"prompt": "import", "stream": True, **_LONG}
-            writers = [
-                (await open_http(self._places, "POST", "/v1/completions", body))[1]
-                for _ in range(4)
-            ]
-            for writer in writers:
+            path = "/v1/completions"
+            sleepers = [await open_http(self._places, "POST", path, body) for _ in range(4)]
+            for _, writer in sleepers:
                 writer.transport.pause_reading()
             await asyncio.sleep(self._source.uniform(0.5, 2.0))
-            for writer in writers:
+            for _, writer in sleepers:
                 writer.transport.abort()
 
         asyncio.run(run())

@@ -101,6 +101,7 @@ READERS = 6
 @asynccontextmanager
 async def unread(api: str, places: Places, num: int):
     """So many streams whose client has stopped reading after the first tokens."""
+    kept = []
     async with AsyncExitStack() as stack:
         for _ in range(num):
             if api == GRPC:
@@ -113,11 +114,12 @@ async def unread(api: str, places: Places, num: int):
                 stack.callback(call.cancel)
             else:
                 body = {"prompt": "import", "stream": True, **LONG}
-                _, writer = await open_http(places, "POST", "/v1/completions", body)
-                sock = writer.get_extra_info("socket")
+                streams = await open_http(places, "POST", "/v1/completions", body)
+                kept.append(streams)  # who is collected closes
+                sock = streams[1].get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                writer.transport.pause_reading()
-                stack.callback(writer.transport.abort)
+                streams[1].transport.pause_reading()
+                stack.callback(streams[1].transport.abort)
         yield
 
 
