@@ -71,7 +71,9 @@ def _has_passed(test: str, cases: Iterable[ElementTree.Element]) -> bool:
 
 
 def _commit() -> str:
-    words = ["git", "rev-parse", "--short", "HEAD"]
+    """The last one that changed what is measured."""
+    product = ["specserve", "target_node", "draft_node"]
+    words = ["git", "log", "-1", "--format=%h", "--", *product]
     return subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()

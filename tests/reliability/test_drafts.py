@@ -24,7 +24,7 @@ from tests.service.launched import Launched
 
 REQUESTS = seeded(24)
 STREAMS = 8
-WINDOW_S = 10.0 if is_long() else 1.0  # of throughput
+WINDOW_S = 10.0 if is_long() else 0.5  # of throughput
 FLAP_S = 3.0 if is_long() else 0.0  # between two kills
 RSS_GROWTH_MB = 32.0  # what allocators may keep of a run
 

@@ -24,9 +24,9 @@ from tests.run_first import run_first
 from tests.service.chaos import end
 from tests.service.launched import Launched
 
-HANG_S = 6.0  # the service ends after this
+HANG_S = 5.0  # the service ends after this
 PERIOD_S = HANG_S / 4  # of silence, after which its health is bad
-WEDGED_S = 4.5
+WEDGED_S = 3.5
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_probes_fail_while_the_engine_stands_still_and_recover(
             time.sleep(0.5)
             wedged_s = time.monotonic()
             os.kill(target, faults.WEDGED)
-            time.sleep(WEDGED_S + 1.5)
+            time.sleep(WEDGED_S + 1.0)
             streaming.join(60)
     finally:
         end(service)

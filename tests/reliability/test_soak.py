@@ -10,7 +10,7 @@ from tests.reliability.measured import measured
 from tests.reliability.scale import is_long
 from tests.reliability.soak import Soak, soak
 
-SECONDS = 1800.0 if is_long() else 8.0
+SECONDS = 1800.0 if is_long() else 5.0
 MODEL = "smollm2" if is_long() else "tiny"
 
 
