@@ -16,7 +16,7 @@ EXTRAS := dev$(comma)$(if $(HAS_GPU),gpu,cpu)
 # Tests start hundreds of Python processes: without bytecode each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast lint types proto clean
+.PHONY: setup demo test test-fast test-long lint types proto clean
 
 setup: .venv/.compiled
 
@@ -51,6 +51,10 @@ test: setup lint types
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"
+
+# Faults with their full counts, and docs/reliability.md of what was measured; goes on where it was.
+test-long: setup
+	$(BIN)/python -m tests.reliability
 
 lint: setup
 	$(BIN)/ruff check

@@ -31,9 +31,11 @@ class Exhausted(SpecserveError):
 
 
 class Busy(Exhausted):
-    """No room now: trying again after `RETRY_AFTER_S` may work."""
+    """No room now: there should be some after `retry_after_s` whole seconds."""
 
-    RETRY_AFTER_S = 1
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(SpecserveError):

@@ -282,6 +282,7 @@ class DraftReport(msgspec.Struct, frozen=True, array_like=True):
     is_attached: bool
     bytes_sent: int = 0  # to it, over its link
     bytes_received: int = 0
+    state: str = "away"  # attached | silent | misfit (it is not what this target needs) | away
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):

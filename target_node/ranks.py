@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 KEEP_ALIVE_PERIOD_S = 5.0
+_LOOKS = 20  # of the watchdog, in the time that a loop may stand still
 
 
 class Order(enum.IntEnum):
@@ -69,21 +70,25 @@ def watch(
 ) -> threading.Thread:
     """Start a daemon thread that exits the process with 1 if `progress()` stands still.
 
-    Before that it calls `tell` with what happened.
+    That is within a twentieth more than `timeout_s`. Before it exits it calls `tell` with what
+    happened.
     """
 
     def run() -> None:
-        last = progress()
+        last, num_still = progress(), 0
         while True:
-            wake.wait(timeout_s)
+            wake.wait(timeout_s / _LOOKS)
             now = progress()
-            if now == last:
+            # Counted, not timed: where the whole process was stopped, the loop has to have its
+            # chance first.
+            num_still = 0 if now != last else num_still + 1
+            last = now
+            if num_still >= _LOOKS:
                 problem = f"no round ended for {timeout_s:g} s (engine.hang_timeout_s)"
                 log.critical("%s; stacks follow, then this rank exits", problem)
                 faulthandler.dump_traceback(all_threads=True)
                 tell(problem)
                 os._exit(1)
-            last = now
 
     wake = threading.Event()
     thread = threading.Thread(target=run, name="watchdog", daemon=True)

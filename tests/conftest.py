@@ -7,7 +7,7 @@ import random
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,13 @@ def _same_draws_in_every_run() -> None:
 @pytest.fixture(autouse=True)
 def _no_litter() -> Iterator[None]:
     """A test that leaves a process or shared memory behind fails."""
+    with left_behind():
+        yield
+
+
+@contextmanager
+def left_behind() -> Iterator[None]:
+    """Fails for what is there in the end and was not before."""
     processes, segments = _processes_of_this_run(), _shared_memory()
     yield
     left_processes = _processes_of_this_run() - processes

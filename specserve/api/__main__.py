@@ -67,7 +67,6 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> Non
         http_url = "" if http is None else http.url
         report_ready(ready_fd, address=server.address, http_url=http_url)
         await _unless(stop_requests.get(), server.failed())
-        log.info("draining")
         await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
     finally:
         for task in tasks:

@@ -1,6 +1,7 @@
 """grpc.health.v1: "" says that the process is alive, a service's name that it takes requests.
 
-Loading: alive, not ready. Draining or without a target: neither, so that nobody sends any more.
+Loading: alive, not ready. Draining, stalled or without a target: neither, so that nobody sends any
+more; a target that goes on turns both back.
 Lost draft processes change neither: what they do for speed has a name of its own, `DRAFT`.
 """
 
@@ -30,14 +31,19 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def follow(self, hub: Hub) -> None:
-        """Flip to serving when the target is ready and back when it is lost."""
-        for service in self._services:
-            await self._servicer.set(service, _NOT_SERVING)
+        """Serving from when the target is ready until it stalls; for good once it is lost."""
+        stalls = hub.stalls()
+        await self._set(self._services, _NOT_SERVING)
         await hub.ready
-        for service in self._services:
-            await self._servicer.set(service, _SERVING)
-        await hub.lost.wait()
+        await self._set(self._services, _SERVING)
+        while not hub.lost.is_set():
+            status = _NOT_SERVING if await stalls.get() else _SERVING
+            await self._set(("", *self._services), status)
         await self.stop_serving()
+
+    async def _set(self, names: tuple[str, ...], status: int) -> None:
+        for name in names:
+            await self._servicer.set(name, status)
 
     async def follow_drafts(self, hub: Hub, num_draft_processes: int) -> None:
         """Keep `DRAFT` up to date, where there are draft processes; never returns."""

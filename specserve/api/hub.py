@@ -3,13 +3,16 @@
 
 Knows ids, buffers and whether the target lives; knows no text, no sampling and no gRPC.
 Every open request has a bounded buffer. A reader that lags more than the limit loses its own
-request and nothing else. When the target is lost, every open request ends with an error.
+request and nothing else. A target that says nothing for a while has stalled: who asks for the
+health of the service is told so. One that goes on saying nothing is lost, and every open request
+ends with an error. Both are told by its loop, which reports a few times a second: a process that
+lives and answers is no sign that anything is decoded.
 """
 
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +21,8 @@ import msgspec
 
 from specserve.api.keys import Tenant
 from specserve.api.open_request import OpenRequest
-from specserve.errors import Busy, Exhausted, InvalidField, SpecserveError, Unavailable
+from specserve.api.places import Places
+from specserve.errors import Exhausted, InvalidField, SpecserveError, Unavailable
 from specserve.transport.control.control import ApiControl, Received
 from specserve.types import (
     Abort,
@@ -42,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _HELLO_PERIOD_S = 0.5
 _RECENT_S = 2.0  # that figures of now are of
+_STALL_SHARE = 0.25  # of the silence that ends the service, after which its health is bad
 # Longer than the target's pauses between reports. Where everything was paused, this process may
 # wake first and find its own limit over.
 _SECOND_LOOK_S = 2.0
@@ -71,12 +76,11 @@ class Hub:
         `max_per_tenant` of `max_requests` in flight may be one tenant's; 0: all.
         """
         self._control = ApiControl(control_dir)
-        self._max_requests, self._max_per_tenant = max_requests, max_per_tenant
+        self._places = Places(max_requests, max_per_tenant)
         self._buffer_rounds = buffer_rounds
         self._silence_s = silence_s
         # By tenant and id: nobody can end, or even notice, what another tenant asks for.
         self._requests: dict[tuple[str, str], OpenRequest] = {}
-        self._num_of_tenant: Counter[str] = Counter()
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_admitted = 0
         self._idle = asyncio.Event()
@@ -87,6 +91,8 @@ class Hub:
         self.lost = asyncio.Event()
         self._silent = asyncio.Event()
         self.lost_detail = ""
+        self.is_stalled = False  # the target has said nothing for a while
+        self._stall_queues: list[asyncio.Queue[bool]] = []
         self.load = Load()
         self.load_s = time.monotonic()  # when it came
         self.recent: deque[Load] = deque()  # reports of the latest `_RECENT_S`, oldest first
@@ -100,6 +106,11 @@ class Hub:
             Drained: self._on_drained,
             Profiled: self._on_profiled,
         }
+
+    @property
+    def stall_s(self) -> float:
+        """Silence of the target after which it counts as stalled."""
+        return self._silence_s * _STALL_SHARE
 
     @property
     def _silence(self) -> str:
@@ -123,33 +134,30 @@ class Hub:
             Busy: too many requests in flight, of all or of this tenant.
             InvalidField: a live request of this tenant has this id.
         """
-        if self.lost.is_set():
-            self._raise_lost()
-        if self.draining.is_set():
-            raise Unavailable("draining: the service takes no new requests")
-        if not self.ready.done():
-            raise Unavailable("loading: the target is not ready yet")
+        self.require_place(tenant)
         key = (tenant.identity, request_id)
         if key in self._requests:
             raise InvalidField("request_id", "a running request has this id")
-        if len(self._requests) >= self._max_requests:
-            raise Busy(
-                f"server.max_queued_requests: {self._max_requests} requests are in flight, "
-                "which is the limit"
-            )
-        if 0 < self._max_per_tenant <= self._num_of_tenant[tenant.identity]:
-            raise Busy(
-                f"server.max_requests_per_key: {self._max_per_tenant} requests of the key "
-                f"{tenant.shown} are in flight, which is the limit"
-            )
         self._num_admitted += 1
         # Never reused: a client may reuse its id while rounds of the aborted namesake still arrive.
         wire_id = f"{self._num_admitted}:{request_id[:32]}"
         opened = OpenRequest(tenant, request_id, wire_id, self._buffer_rounds)
         self._requests[key] = self._by_wire_id[wire_id] = opened
-        self._num_of_tenant[tenant.identity] += 1
+        self._places.take(tenant)
         self._idle.clear()
         return opened
+
+    def require_place(self, tenant: Tenant) -> None:
+        """Raise what `admit` would for want of a place; for who has work to do before it."""
+        if self.lost.is_set():
+            self._raise_lost()
+        if self.draining.is_set():
+            raise Unavailable(
+                f"draining: {len(self._requests)} requests run to their end, no new ones are taken"
+            )
+        if not self.ready.done():
+            raise Unavailable("loading: the target is not ready yet")
+        self._places.require(tenant)
 
     def submit(self, opened: OpenRequest, request: Request) -> None:
         """Send it to the target.
@@ -172,9 +180,7 @@ class Hub:
         if self._by_wire_id.pop(opened.wire_id, None) is None:
             return
         del self._requests[identity, opened.request_id]
-        self._num_of_tenant[identity] -= 1
-        if not self._num_of_tenant[identity]:
-            del self._num_of_tenant[identity]  # keys come and go
+        self._places.free(opened.tenant)
         if not self._requests:
             self._idle.set()
         if opened.submitted and not opened.ended:
@@ -209,6 +215,11 @@ class Hub:
         self._load_queues.append(asyncio.Queue())
         return self._load_queues[-1]
 
+    def stalls(self) -> asyncio.Queue[bool]:
+        """From now on: True when the target stalls or is lost, False when it goes on."""
+        self._stall_queues.append(asyncio.Queue())
+        return self._stall_queues[-1]
+
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
         if self.lost.is_set():
@@ -240,6 +251,7 @@ class Hub:
     def _end(self, detail: str) -> None:
         self.lost_detail = detail
         self.lost.set()
+        self._note_stall(True)
         error = Unavailable(detail)
         self._fail_all(error)
         for profile in self._profiles.values():
@@ -279,11 +291,7 @@ class Hub:
 
     async def _deal_out(self) -> None:
         while True:
-            # Loading takes as long as it takes; the launcher bounds it.
-            limit = self._silence_s if self.ready.done() and not self.lost.is_set() else None
-            received = await self._receive(limit)
-            if received is None and limit is not None:
-                received = await self._receive(_SECOND_LOOK_S)
+            received = await self._next_frame()
             if received is None:
                 self.target_lost(self._silence)
                 self._silent.set()
@@ -293,6 +301,28 @@ class Hub:
             self._dispatch(received.message)
             # Receiving does not suspend while frames wait: without this, nobody would read them.
             await asyncio.sleep(0)
+
+    async def _next_frame(self) -> Received[FromTarget] | None:
+        """None: the target has been silent for too long."""
+        if not self.ready.done() or self.lost.is_set():
+            return await self._receive(None)  # loading takes its time; the launcher bounds it
+        second_look_s = min(_SECOND_LOOK_S, self.stall_s / 2)
+        for limit_s in (self.stall_s, second_look_s):
+            if (received := await self._receive(limit_s)) is not None:
+                return received
+        log.warning("the target has said nothing for %g s", self.stall_s)
+        self._note_stall(True)
+        for limit_s in (self._silence_s - self.stall_s - second_look_s, _SECOND_LOOK_S):
+            if (received := await self._receive(limit_s)) is not None:
+                log.warning("the target goes on")
+                self._note_stall(False)
+                return received
+        return None
+
+    def _note_stall(self, is_stalled: bool) -> None:
+        self.is_stalled = is_stalled
+        for queue in self._stall_queues:
+            queue.put_nowait(is_stalled)
 
     async def _receive(self, limit_s: float | None) -> Received[FromTarget] | None:
         """None: nothing came in time."""

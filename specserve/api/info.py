@@ -109,6 +109,7 @@ class DraftStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_attached: bool = False
     bytes_sent: int = 0
     bytes_received: int = 0
+    state: str = "away"
 
 
 class SpecStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Knows no wire. A front end asks for sessions here and reads `state`.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,10 @@ from specserve.errors import Unavailable
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
+
+log = logging.getLogger(__name__)
+
+_TELL_DRAIN_S = 5.0  # between lines of how many requests are left
 
 
 class Service:
@@ -58,6 +63,7 @@ class Service:
         self.metrics = Metrics(lambda: self.hub.load, self._name, lambda: self.hub.num_in_flight)
         endpoint = config.telemetry.otlp_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self._name)
+        self.is_leaving = False  # a drain has begun, and probes say so
         # Awaited before a drain refuses anything, so that balancers look away first.
         self.before_drain: list[Callable[[], Awaitable[None]]] = []
 
@@ -75,16 +81,19 @@ class Service:
 
     @property
     def state(self) -> str:
-        """ "loading", "ready", "degraded", "draining" or "target lost".
+        """ "loading", "ready", "degraded", "stalled", "draining" or "target lost".
 
-        Degraded: a draft process is missing, which costs speed and nothing else.
+        Degraded: a draft process is missing, which costs speed and nothing else. Stalled: the
+        target's loop has said nothing for a quarter of `engine.hang_timeout_s`.
         """
         if self.hub.lost.is_set():
             return "target lost"
-        if self.hub.draining.is_set():
+        if self.is_leaving:
             return "draining"
         if not self.hub.ready.done():
             return "loading"
+        if self.hub.is_stalled:
+            return "stalled"
         load = self.hub.load
         return "ready" if load.num_drafts_attached >= load.num_draft_processes else "degraded"
 
@@ -104,16 +113,32 @@ class Service:
         return ready.result().model if is_known else ""
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait for running ones; returns how many were left at the end."""
+        """Be unready, then refuse new requests, wait for running ones; returns how many are left.
+
+        Probes say that it is unready for `server.drain_notice_s` before anybody is refused.
+        """
+        self.is_leaving = True
         for announce in self.before_drain:
             await announce()
+        await asyncio.sleep(self.config.server.drain_notice_s)
         self.hub.begin_drain()
+        log.info("draining: %d requests run, for %g s at most", self.hub.num_in_flight, timeout_s)
+        telling = asyncio.create_task(self._tell_drain(), name="drain")
         try:
             async with asyncio.timeout(timeout_s):
                 await self.hub.idle()
         except TimeoutError:
-            pass  # the number of requests left says so
+            log.warning("drained: %d requests still run", self.hub.num_in_flight)
+        else:
+            log.info("drained: no request runs")
+        finally:
+            telling.cancel()
         return self.hub.num_in_flight
+
+    async def _tell_drain(self) -> None:
+        while True:
+            await asyncio.sleep(_TELL_DRAIN_S)
+            log.info("draining: %d requests still run", self.hub.num_in_flight)
 
     def close(self) -> None:
         self.hub.close()

@@ -36,8 +36,8 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     code, text = refusal_of(error)
     if context.done():  # the caller has left, and nobody hears
         raise asyncio.CancelledError from error
-    is_busy = isinstance(error, Busy)
-    await context.abort(code, text, (("retry-after", str(Busy.RETRY_AFTER_S)),) if is_busy else ())
+    wait = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Busy) else ()
+    await context.abort(code, text, wait)
     raise AssertionError("abort returned")
 
 

@@ -225,6 +225,15 @@ def _by_draft(load: Load, model: str) -> Iterator[Metric]:
         "draft",
         [(str(index), float(draft.is_attached)) for index, draft in enumerate(load.drafts)],
     )
+    state = GaugeMetricFamily(
+        f"{PREFIX}draft_state",
+        "1 for what is so of a draft process: attached, silent, misfit (not made for this target) "
+        "or away (ended, or not started yet).",
+        labels=[MODEL, "draft", "state"],
+    )
+    for index, draft in enumerate(load.drafts):
+        state.add_metric([model, str(index), draft.state], 1.0)
+    yield state
     sent = CounterMetricFamily(
         f"{PREFIX}link_bytes",
         "Bytes of frames to (sent) and from (received) each draft process.",

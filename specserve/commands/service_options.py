@@ -37,6 +37,8 @@ _VALUE_FLAGS = (
      "in flight; more are refused (default 1024)"),
     ("--drain-timeout-s", "server.drain_timeout_s", "SECONDS",
      "that running requests have left after a stop (default 30)"),
+    ("--drain-notice-s", "server.drain_notice_s", "SECONDS",
+     "that probes say so before a stop refuses requests (default 0)"),
     ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once (default 64)"),
     ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS",
      "tokens of one forward (default 512)"),

@@ -130,7 +130,7 @@ def _processes(now: Snapshot, found: Figures) -> Table:
     for rank in range(now.model.tensor_parallel):
         table.add_row(f"target {rank}", _target_state(now), "", "")
     for index, draft in enumerate(now.stats.drafts):
-        state = Text("attached", "green") if draft.is_attached else Text("away", "red")
+        state = Text(draft.state, "green" if draft.is_attached else "red")
         sent, received = found.sent_per_s[index], found.received_per_s[index]
         table.add_row(f"draft {index}", state, _bytes(sent), _bytes(received))
     return table

@@ -1,6 +1,9 @@
 # pyright: strict
 """Keeps draft processes alive: whatever ends one of them, it is started again.
 
+One that cannot start as configured says so, which ends a launch. One that dies in its first start
+without a word is as good as one that dies later: the service starts without it.
+
 A draft process holds nothing that cannot be rebuilt, so its death, unlike any other child's, is no
 reason to stop. Owns the shared memory of the links: the target keeps its end through all lives of
 a draft. When to start and what counts as a hang is decided by
@@ -35,6 +38,10 @@ class _Draft:
         self.restart_s = math.inf
         self.has_been_ready = False
         self.last_word = ""  # what happened to it last
+
+    @property
+    def is_in_first_start(self) -> bool:
+        return not (self.has_been_ready or self.back_off.num_deaths)
 
     def close(self) -> None:
         """Free the link's memory."""
@@ -77,7 +84,7 @@ class DraftKeeper:
         draft = self._find(child)
         if draft is None or child.report is None:
             return False
-        is_first, is_ready = not draft.has_been_ready, child.report.ready
+        is_first, is_ready = draft.is_in_first_start, child.report.ready
         if is_ready:
             draft.has_been_ready = True
             draft.back_off.ready(time.monotonic())
@@ -86,9 +93,14 @@ class DraftKeeper:
         return not is_first
 
     def died(self, child: Child) -> bool:
-        """Whether the death is dealt with here: not in a first start, nor after `retire`."""
+        """Whether the death is dealt with here, by another start.
+
+        Not that of one that says at its first start that it never can, nor after `retire`.
+        """
         draft = self._find(child)
-        if draft is None or self._is_retired or not draft.has_been_ready:
+        if draft is None or self._is_retired:
+            return False
+        if draft.is_in_first_start and child.farewell is not None:
             return False
         self._schedule(draft, child.describe_death().removeprefix(child.command.name).strip())
         return True

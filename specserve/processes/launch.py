@@ -65,7 +65,7 @@ def launch(
             config=path,
             control_dir=folder,
             startup_timeout_s=_STARTUP_TIMEOUT_S,
-            drain_timeout_s=config.server.drain_timeout_s,
+            drain_timeout_s=config.server.drain_notice_s + config.server.drain_timeout_s,
             draft_timeout_s=config.speculation.draft_timeout_s,
         )
         return supervisor.run(on_ready)

@@ -3,10 +3,10 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once,
-and the exit code is that of a command ended by a signal: streams were cut.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one, unless it comes at once, ends
+streams with an error, and the exit code is that of a command ended by it; a third one kills.
 Where several children end for one reason, the error names the first cause, not who suffered first.
-Draft processes are the exception: once ready, they are started again (`draft_keeper`).
+Draft processes are the exception: they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
 """
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _TARGET_STOP_GRACE_S = 10.0
 _DRAFT_STOP_GRACE_S = 2.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
+_CUT_GRACE_S = 3.0  # the same, where a second signal ends a drain
 _CAUSE_GRACE_S = 2.0  # for the death of the one that another child says it dies of
 _SAME_STOP_S = 0.5  # one stop may arrive twice: from a terminal and from `timeout`, say
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
@@ -70,7 +71,13 @@ class Reported(msgspec.Struct, frozen=True):
     child: Child
 
 
-Event = StopRequested | Died | Reported
+class BegunAgain(msgspec.Struct, frozen=True):
+    """A draft process died; another life of it follows."""
+
+    child: Child
+
+
+Event = StopRequested | Died | Reported | BegunAgain
 
 
 class Supervisor:
@@ -141,7 +148,8 @@ class Supervisor:
             if isinstance(event, StopRequested):
                 return Ending(EXIT_OK)
             child = event.child
-            if isinstance(event, Reported) and child.farewell is None:
+            is_ready = isinstance(event, Reported) and child.farewell is None
+            if is_ready or isinstance(event, BegunAgain):  # nobody depends on a draft process
                 waiting.discard(child)
             elif not child.is_consequence:
                 return _not_started(child)
@@ -158,10 +166,11 @@ class Supervisor:
         while True:
             event = self._next_event(None)
             if isinstance(event, StopRequested):
-                log.info("stopping; a second signal kills")
+                log.info("stopping; a second signal cuts what runs")
                 return self._drain()
             # Who gives up is as good as dead, and takes its time to unload what it has loaded.
-            if isinstance(event, Died) or (event is not None and event.child.farewell):
+            is_lost = isinstance(event, Reported) and event.child.farewell is not None
+            if event is not None and (isinstance(event, Died) or is_lost):
                 return self._fail(event.child)
 
     def _drain(self) -> Ending:
@@ -181,7 +190,10 @@ class Supervisor:
             if isinstance(event, Died):
                 return self._fail(event.child)
             if isinstance(event, StopRequested):
-                log.warning("killed by a second signal")
+                log.warning("a second signal: running requests are cut")
+                api = self._api()  # it ends its streams with an error; a third signal kills
+                api.terminate()
+                self._await_exit([api], _CUT_GRACE_S, self._children, may_fail=True)
                 return Ending(signal_exit(event.signum))
             for child in group:
                 if child.alive:
@@ -354,7 +366,9 @@ class Supervisor:
         for child in dead:
             self._read_reports(child)  # what it said between the last look and its end
         dead.sort(key=lambda child: child.is_consequence)  # causes first
-        self._events += [Died(child) for child in dead if not self._drafts.died(child)]
+        self._events += [
+            BegunAgain(child) if self._drafts.died(child) else Died(child) for child in dead
+        ]
         reap_strays(self._known_pids)
 
     def _known_pids(self) -> set[int]:

@@ -108,6 +108,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lenient: bool = False  # unknown fields of HTTP bodies are left out with a warning, not refused
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
+    # That probes say "draining" before new requests are refused: for balancers to look away.
+    drain_notice_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 0.0
 
     @property
     def place(self) -> str:

@@ -103,10 +103,20 @@ class DraftLinks:
     def reports(self) -> list[DraftReport]:
         """Of each draft process: whether it is attached, and bytes of frames since start."""
         return [
-            DraftReport(peer.epoch > 0, counters.bytes_sent, counters.bytes_received)
+            DraftReport(
+                peer.epoch > 0, counters.bytes_sent, counters.bytes_received, self._state_of(peer)
+            )
             for peer in self._peers
             for counters in [peer.end.counters]
         ]
+
+    def _state_of(self, peer: DraftPeer) -> str:
+        """One of those that `DraftReport` has."""
+        if peer.epoch:
+            return "attached"
+        if peer.index in self._misfits:
+            return "misfit"
+        return "away" if peer.introduction is None else "silent"
 
     @property
     def alarm(self) -> int:

@@ -17,7 +17,7 @@ import time
 from tests.exactness.workload import Outcome, SeededRequest, chat_requests, differing, run
 from tests.service.blows import draft_pids
 from tests.service.chaos import end
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 _COMMON = ("--target", "smollm2", "--max-model-len", "512", "--oversubscribe")
 _LM = ("--drafter", "smollm2")

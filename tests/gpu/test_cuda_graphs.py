@@ -24,7 +24,7 @@ from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
 from tests.gpu.test_cuda_service import NCCL_ON_ONE_DEVICE, SMALL, model_info
 from tests.run_first import run_first
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from tests.service.draft_watch import DraftWatch, draft_pids, eventually, open_link
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 from tests.specserve.transport.link.chaos import RingInjector
 
 DRAFT_TIMEOUT_S = 1.0

@@ -29,7 +29,7 @@ from tests.exactness.workload import (
 )
 from tests.service.blows import DRAFT_TIMEOUT_S, Chaos, Damage
 from tests.service.draft_watch import DraftWatch
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 # A service must not outlive whoever attacks it.
 _COMMON = ("--max-model-len", str(MAX_MODEL_LEN), "--parent-pid", str(os.getpid()))

@@ -18,7 +18,7 @@ from tests.exactness.workload import Outcome, differing, run, seeded_requests
 from tests.service.blows import DRAFT_TIMEOUT_S
 from tests.service.chaos import attack, end, launch_async, plainly
 from tests.service.draft_watch import DraftWatch, draft_pids
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 BACK_S = 10.0  # within which a draft has to be at work again
 REQUESTS = seeded_requests(60, seed=11)

@@ -12,7 +12,7 @@ from specserve.client import Client
 from specserve.types import TokenOrigin
 from tests.service.chaos import end
 from tests.service.draft_watch import DraftWatch
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 DRAFTERS = Path(specserve.__file__).parent / "assets" / "drafters"
 NUM_POSITIONS = 96

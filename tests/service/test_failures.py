@@ -1,81 +1,32 @@
-"""A real service loses a process: open streams end with an error, the command with a non-zero code.
+"""A real service loses a process: open streams end with an error, the command with code 1.
 
-Also how it ends when it is told to: exit code 0, nothing left behind (conftest looks).
+Also how it ends when it is told to: exit code 0, nothing left behind (conftest looks). Every
+service has streams over both APIs when it is struck; rows 9, 10 and 14 of
+tests/reliability/rows.py.
 """
 
+import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from specserve.client import Client
-from specserve.errors import SpecserveError
+from tests.reliability.apis import GRPC, HTTP, Answer, ask, places_of
+from tests.reliability.measured import measured
+from tests.reliability.scale import is_long
+from tests.service.launched import Launched
 
-
-class Launched:
-    """`specserve launch` as a user starts it, its output collected."""
-
-    def __init__(self, *flags: str) -> None:
-        words = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
-        words += ["--port", "0", *flags]
-        self.process = subprocess.Popen(
-            words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",  # gRPC's core repeats what strangers sent, whatever it is
-        )
-        self.lines: list[str] = []
-        self._listening = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if "listening on" in line:
-                self._listening.set()
-        self._listening.set()
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    def address(self) -> str:
-        assert self._listening.wait(120)
-        match = re.search(r"listening on (\S+)", self.output)
-        assert match, self.output
-        return match[1]
-
-    def children(self, module: str) -> dict[int, str]:
-        """pid -> command line of the children that run `module`."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == self.process.pid and f"-m {module} " in command:
-                found[int(folder.name)] = command
-        return found
-
-    def exit_code(self, timeout_s: float = 60) -> int:
-        code = self.process.wait(timeout_s)
-        self._reader.join(10)
-        return code
+HANG_S = 6.0
 
 
 @pytest.fixture
-def launch() -> Iterator[type[Launched]]:
+def launch() -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
     def start(*flags: str) -> Launched:
@@ -90,70 +41,105 @@ def launch() -> Iterator[type[Launched]]:
         launched.process.stdout.close()
 
 
-def read(
-    address: str, max_tokens: int, outcome: dict[str, object], started: threading.Event
-) -> None:
-    """Stream to the end; notes what the end was."""
-    with Client(address) as client:
-        stream = client.stream("import", max_tokens=max_tokens, ignore_eos=True, temperature=0)
-        try:
-            for _ in stream:
-                started.set()
-            outcome["finished"] = stream.finished
-        except SpecserveError as error:
-            outcome["error"] = error
+class Streams:
+    """So many long streams over each API, all of which have begun."""
+
+    def __init__(self, service: Launched, num: int = 1, max_tokens: int = 1900) -> None:
+        self.answers: dict[str, list[Answer]] = {}
+        self._places = places_of(service)
+        self._wanted, self._begun = 2 * num, threading.Semaphore(0)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(num, max_tokens)))
+        self._thread.start()
+        for _ in range(self._wanted):
+            assert self._begun.acquire(timeout=60)
+
+    async def _run(self, num: int, max_tokens: int) -> None:
+        apis = [GRPC, HTTP] * num
+        found = await asyncio.gather(*(self._stream(api, max_tokens) for api in apis))
+        self.answers = {GRPC: found[::2], HTTP: found[1::2]}
+
+    async def _stream(self, api: str, max_tokens: int) -> Answer:
+        def begun(answer: Answer) -> bool:
+            if len(answer.piece_s) == 1:
+                self._begun.release()
+            return True
+
+        options = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0}
+        return await ask(api, self._places, "import", on_piece=begun, **options)
+
+    def ends(self, timeout_s: float = 60) -> dict[str, list[Answer]]:
+        """How each of them ended, by API."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "a stream never ended"
+        return self.answers
 
 
-def streaming(address: str, max_tokens: int = 1900) -> tuple[threading.Thread, dict[str, object]]:
-    """A stream that has begun, and where its end will be noted."""
-    outcome: dict[str, object] = {}
-    started = threading.Event()
-    thread = threading.Thread(target=read, args=(address, max_tokens, outcome, started))
-    thread.start()
-    assert started.wait(60)
-    return thread, outcome
+def assert_told(streams: Streams, text: str = "") -> None:
+    """Every stream ended with an error that says why; none as if it had been finished."""
+    for api, answers in streams.ends(30).items():
+        told = [(answer.error, answer.finish_reason) for answer in answers]
+        assert told == [("UNAVAILABLE", "")] * len(answers), (api, answers)
+        assert [answer.message for answer in answers if text not in answer.message] == []
+
+
+def keep_end(row: int, streams: Streams, struck_s: float, bar_s: float, **more: float) -> None:
+    """From the blow until the last stream of an API heard of it."""
+    for api, answers in streams.ends().items():
+        with measured(row, api) as found:
+            found.note(requests=len(answers), failed=len(answers), **more)
+            found.none(wrong=[each for each in answers if each.error != "UNAVAILABLE"])
+            found.at_most(bar_s, detection_s=max(each.ended_s for each in answers) - struck_s)
+
+
+def seconds_to_serve(launch: Callable[..., Launched], *flags: str) -> float:
+    """Of a service that is started anew."""
+    begin_s = time.monotonic()
+    launch(*flags).address()
+    return time.monotonic() - begin_s
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_service_and_every_stream_with_an_error(launch, rank: int):
-    service = launch("--topology", "2+0", "--oversubscribe")
-    thread, outcome = streaming(service.address())
+    flags = ("--topology", "2+0", "--oversubscribe")
+    service = launch(*flags)
+    streams = Streams(service, num=4)
     ranks = service.children("target_node")
     (victim,) = [pid for pid, command in ranks.items() if f"--rank {rank} " in command]
     killed_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    thread.join(30)
-    assert not thread.is_alive()
-    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
-    assert f"target rank {rank}" in str(outcome["error"])
+    assert_told(streams, f"target rank {rank}")
     assert service.exit_code() == 1
-    assert time.monotonic() - killed_s < 15
+    dead_s = time.monotonic() - killed_s
+    assert dead_s < 15
     assert f"target rank {rank}" in service.output.splitlines()[-1]
     assert "Traceback" not in service.output
+    again_s = seconds_to_serve(launch, *flags) if is_long() else 0.0
+    keep_end(9, streams, killed_s, 5.0, all_dead_s=dead_s, recovery_s=dead_s + again_s)
 
 
 @pytest.mark.slow
 def test_a_hung_rank_ends_the_service_within_its_timeout(launch):
-    service = launch("--topology", "2+0", "--oversubscribe", "--set", "engine.hang_timeout_s=6")
-    thread, outcome = streaming(service.address())
+    hang = ("--set", f"engine.hang_timeout_s={HANG_S:g}")
+    service = launch("--topology", "2+0", "--oversubscribe", *hang)
+    streams = Streams(service)
     (victim,) = [p for p, c in service.children("target_node").items() if "--rank 1 " in c]
+    stopped_s = time.monotonic()
     os.kill(victim, signal.SIGSTOP)
     assert service.exit_code(60) == 1
-    thread.join(30)
-    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    assert_told(streams)
     assert "specserve: target rank 1 stopped by a signal: " in service.output.splitlines()[-1]
+    keep_end(10, streams, stopped_s, HANG_S + 5)
 
 
 @pytest.mark.slow
 def test_a_hung_target_ends_the_service_within_its_timeout(launch):
     service = launch("--set", "engine.hang_timeout_s=3")
-    thread, outcome = streaming(service.address())
+    streams = Streams(service)
     (victim,) = service.children("target_node")
     os.kill(victim, signal.SIGSTOP)
     assert service.exit_code(30) == 1
-    thread.join(30)
-    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    assert_told(streams)
     silence = "silent for 3 s (engine.hang_timeout_s)"
     expected = f"specserve: target rank 0 stopped by a signal: the target was {silence}"
     assert service.output.splitlines()[-1] == f"{expected}; the service has stopped"
@@ -181,25 +167,26 @@ def test_a_service_that_was_paused_as_a_whole_goes_on(launch):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, signum: int):
     service = launch()
-    address = service.address()
-    thread, outcome = streaming(address, max_tokens=200)
+    streams = Streams(service, max_tokens=200)
     service.process.send_signal(signum)
-    thread.join(60)
+    for answers in streams.ends().values():
+        assert [(each.error, each.finish_reason) for each in answers] == [("", "length")]
     assert service.exit_code() == 0, service.output
-    assert outcome.get("finished") is not None, outcome
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_stop_signal_cuts_running_requests_and_says_so(launch, signum: int, code: int):
     service = launch()
-    thread, outcome = streaming(service.address())
+    streams = Streams(service)
     service.process.send_signal(signum)
     time.sleep(0.8)  # at once, it would be the same stop
+    again_s = time.monotonic()
     service.process.send_signal(signum)
     assert service.exit_code() == code, service.output
-    thread.join(30)
-    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    dead_s = time.monotonic() - again_s
+    assert_told(streams)
+    keep_end(14, streams, again_s, 5.0, exit_after_a_second_signal_s=dead_s)
 
 
 @pytest.mark.slow

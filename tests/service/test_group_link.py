@@ -11,7 +11,7 @@ from tests.exactness.workload import Outcome, differing, run, seeded_requests
 from tests.run_first import run_first
 from tests.service.chaos import launched_async, plainly
 from tests.service.draft_watch import DraftWatch, draft_pids
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 pytestmark = pytest.mark.slow
 

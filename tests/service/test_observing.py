@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specserve.api.call import SpecOptions
 from specserve.client import Client
 from tests.service.chaos import end
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 from tests.service.test_openai import url_of
 from tests.specserve.api.otlp_collector import Collector, collecting
 from tests.specserve.api.test_stats_log import VLLM, VLLM_DRAFTING

@@ -10,7 +10,7 @@ from specserve.api.call import SpecOptions
 from specserve.client import Client
 from specserve.types import TokenOrigin
 from tests.service.chaos import end
-from tests.service.test_failures import Launched
+from tests.service.launched import Launched
 
 PROMPT = "def main():\n    "
 

@@ -552,11 +552,13 @@ class PositionCalibration(_message.Message):
     def __init__(self, num_judged: _Optional[int] = ..., num_accepted: _Optional[int] = ..., confidence: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class DraftStatus(_message.Message):
-    __slots__ = ("is_attached", "bytes_sent", "bytes_received")
+    __slots__ = ("is_attached", "bytes_sent", "bytes_received", "state")
     IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     is_attached: bool
     bytes_sent: int
     bytes_received: int
-    def __init__(self, is_attached: _Optional[bool] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ...) -> None: ...
+    state: str
+    def __init__(self, is_attached: _Optional[bool] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...

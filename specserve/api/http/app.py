@@ -128,6 +128,10 @@ class _Paths:
         return _json({"prompt": self._service.tokenizer.decode(body.tokens)})
 
     async def live(self, request: Request) -> Response:
+        """200 unless nothing is decoded any more: then it helps to start the service anew."""
+        hub = self._service.hub
+        if hub.lost.is_set() or hub.is_stalled:
+            return _json({"status": self._service.state}, 503)
         return _json({"status": "live"})
 
     async def ready(self, request: Request) -> Response:

@@ -75,6 +75,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: int = 0
     cache_salt: str | None = None
     min_tokens_per_s: float | None = None
+    timeout_s: float | None = None  # since the body has come; its answer then ends with an error
     request_id: str | None = None
 
 

@@ -78,7 +78,7 @@ def refusal_of(error: Exception) -> Refusal:
             type=kind,
             param=_field_of(error),
             code=status,
-            retry_after_s=Busy.RETRY_AFTER_S if isinstance(error, Busy) else None,
+            retry_after_s=error.retry_after_s if isinstance(error, Busy) else None,
             challenge="Bearer" if isinstance(error, Unauthenticated) else None,
         )
     incident = secrets.token_hex(4)

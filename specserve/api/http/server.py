@@ -15,6 +15,9 @@ from specserve.errors import Unsupported
 
 _BACKLOG = 1024
 _IDLE_S = 75  # that a connection without a request stays open, longer than balancers keep theirs
+# Of an answer that its client does not read at all: the kernel then ends the connection. A client
+# that reads too slowly is ended by the limit of its buffer.
+_UNREAD_MS = 30_000
 _SHUTDOWN_GRACE_S = 1  # for responses already written to reach their clients
 
 
@@ -34,6 +37,8 @@ class HttpServer:
         door = service.config.server
         self._socket = socket.socket(door.family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by every connection.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         try:
             self._socket.bind((door.host, port))
             self._socket.listen(_BACKLOG)

@@ -6,6 +6,7 @@ A body of several prompts is as many calls.
 
 import re
 import secrets
+import time
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptions
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.errors import InvalidField, Unsupported
+from specserve.settings.config import DAY_S
 from specserve.types import SamplingParams
 from specserve.validation import (
     Limits,
@@ -122,6 +124,11 @@ def _call(
         given["seed"] = (body.seed + number) % _NUM_SEEDS  # clients may send negative ones
     if body.cache_salt is not None:
         given["cache_salt"] = body.cache_salt
+    if body.timeout_s is not None:
+        if not 0 < body.timeout_s <= DAY_S:
+            problem = f"{body.timeout_s:g} must be more than 0 and at most {DAY_S:g} seconds"
+            raise InvalidField("timeout_s", problem)
+        given["deadline_s"] = time.monotonic() + body.timeout_s
     return GenerateCall(
         prompt=prompt,
         sampling=sampling,

@@ -122,8 +122,8 @@ def test_what_positions_and_draft_processes_did_arrives():
         verify_budget=Distribution([1, 2], 7.0),
         calibration=[PositionCalibration(4, 2, 3.0, 0.25), PositionCalibration(2, 0, 0.0, 0.0)],
         drafts=[
-            DraftReport(is_attached=True, bytes_sent=5, bytes_received=6),
-            DraftReport(is_attached=False),
+            DraftReport(is_attached=True, bytes_sent=5, bytes_received=6, state="attached"),
+            DraftReport(is_attached=False, state="misfit"),
         ],
     )
     stats = struct_of(spec_stats_of(load), SpecStats)
@@ -131,10 +131,8 @@ def test_what_positions_and_draft_processes_did_arrives():
     first, second = stats.calibration
     assert (first.mean_confidence, first.mean_acceptance, first.error) == (0.75, 0.5, 0.25)
     assert (second.num_judged, second.mean_confidence, second.mean_acceptance) == (2, 0.0, 0.0)
-    assert [(d.is_attached, d.bytes_sent, d.bytes_received) for d in stats.drafts] == [
-        (True, 5, 6),
-        (False, 0, 0),
-    ]
+    drafts = [(d.is_attached, d.bytes_sent, d.bytes_received, d.state) for d in stats.drafts]
+    assert drafts == [(True, 5, 6, "attached"), (False, 0, 0, "misfit")]
 
 
 def test_what_nobody_has_predicted_has_no_error():

@@ -30,7 +30,7 @@ AFTER = Load(
     step_time_error=0.07, verify_budget=Distribution([16], 40.0),
     calibration=[PositionCalibration(10, 9, 8.0, 0.125), PositionCalibration(9, 6, 7.2, 0.25)],
     drafts=[
-        DraftReport(is_attached=True, bytes_sent=3000, bytes_received=500),
+        DraftReport(is_attached=True, bytes_sent=3000, bytes_received=500, state="attached"),
         DraftReport(is_attached=False),
     ],
 )  # fmt: skip

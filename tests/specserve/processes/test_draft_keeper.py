@@ -138,20 +138,21 @@ def test_a_stop_that_is_continued_in_time_is_no_hang(supervise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("behaviour", "ending"),
-    [
-        ("refuse", (2, "specserve: model.target: draft0 refuses\n")),
-        (
-            "crash_starting",
-            (1, "specserve: draft process 0 was killed by SIGKILL while starting\n"),
-        ),
-    ],
-)
-def test_a_draft_that_cannot_start_at_first_ends_the_launch(supervise, behaviour, ending):
-    supervised = supervise(num_drafts=1, draft0=behaviour, target0="hang_starting")
-    assert supervised.finish() == ending
+def test_a_draft_that_says_that_it_cannot_start_ends_the_launch(supervise):
+    supervised = supervise(num_drafts=1, draft0="refuse", target0="hang_starting")
+    assert supervised.finish() == (2, "specserve: model.target: draft0 refuses\n")
     assert supervised.alive() == []
+
+
+@pytest.mark.slow
+def test_a_draft_that_dies_in_its_first_starts_keeps_nobody_waiting(supervise):
+    supervised = supervise(num_drafts=1, draft0="crash_starting").await_ready()
+    pids, deadline = others(supervised), time.monotonic() + 20
+    while len(lives(supervised, "draft0")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert others(supervised) == pids
+    assert "draft process 0 was killed by SIGKILL; starting it again in" in supervised.stop()
 
 
 @pytest.mark.slow

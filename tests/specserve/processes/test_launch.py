@@ -43,7 +43,7 @@ def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(superv
         (signal.SIGINT, signal.SIGHUP, 129),
     ],
 )
-def test_a_second_signal_kills_at_once_and_is_no_clean_stop(supervise, first, second, code):
+def test_a_second_signal_leaves_little_time_and_is_no_clean_stop(supervise, first, second, code):
     supervised = supervise(api="ignore_sigterm").await_ready()
     supervised.process.send_signal(first)
     time.sleep(0.8)
@@ -51,9 +51,23 @@ def test_a_second_signal_kills_at_once_and_is_no_clean_stop(supervise, first, se
     began = time.monotonic()
     supervised.process.send_signal(second)
     returncode, stderr = supervised.finish()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 6
     assert returncode == code
-    assert "killed by a second signal" in stderr
+    assert "a second signal: running requests are cut" in stderr
+    assert supervised.alive() == []
+
+
+@pytest.mark.slow
+def test_a_third_signal_kills_at_once(supervise):
+    supervised = supervise(api="ignore_sigterm").await_ready()
+    for _ in range(2):
+        supervised.process.send_signal(signal.SIGTERM)
+        time.sleep(0.8)
+    assert "api" in supervised.alive()
+    began = time.monotonic()
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+    assert time.monotonic() - began < 1.5
     assert supervised.alive() == []
 
 

@@ -64,6 +64,7 @@ VALUES: dict[str, Any] = {
     "server.lenient": True,
     "server.max_queued_requests": 7,
     "server.drain_timeout_s": 0.0,
+    "server.drain_notice_s": 1.5,
     "speculation.mode": "sync",
     "speculation.drafter": "ngram",
     "speculation.colocated_drafter": "ngram",
