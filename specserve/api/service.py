@@ -88,7 +88,7 @@ class Service:
         """
         if self.hub.lost.is_set():
             return "target lost"
-        if self.is_leaving:
+        if self.is_leaving or self.hub.draining.is_set():
             return "draining"
         if not self.hub.ready.done():
             return "loading"

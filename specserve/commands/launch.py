@@ -30,7 +30,7 @@ from specserve.processes.process import (
     report_ready,
 )
 from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
-from specserve.processes.supervisor import EXIT_REFUSED, Ending
+from specserve.processes.supervised_events import EXIT_REFUSED, Ending
 from specserve.settings.config import Config, ResolvedConfig, ServerConfig
 from specserve.settings.door import door_remarks
 from specserve.telemetry import setup_logging

@@ -20,7 +20,8 @@ from specserve.processes.child import ChildCommand
 from specserve.processes.process import ReadyReport
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
-from specserve.processes.supervisor import Ending, Supervisor
+from specserve.processes.supervised_events import Ending
+from specserve.processes.supervisor import Supervisor
 from specserve.settings.config import Config, ResolvedConfig, ServerConfig, write_resolved
 from specserve.settings.door import require_safe_door
 from specserve.settings.drafter_source import locate_drafter

@@ -29,6 +29,17 @@ from specserve.processes.process import ReadyReport, adopt_orphans, reap_strays
 from specserve.processes.roster import Roster, state_of
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.stop_signals import STOP_SIGNALS, signal_exit
+from specserve.processes.supervised_events import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_REFUSED,
+    BegunAgain,
+    Died,
+    Ending,
+    Event,
+    Reported,
+    StopRequested,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,45 +50,6 @@ _CUT_GRACE_S = 3.0  # the same, where a second signal ends a drain
 _CAUSE_GRACE_S = 2.0  # for the death of the one that another child says it dies of
 _SAME_STOP_S = 0.5  # one stop may arrive twice: from a terminal and from `timeout`, say
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_REFUSED = 2  # could not start as configured
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """How a launch ended; `error` is one line, empty when all went well."""
-
-    exit_code: int
-    error: str = ""
-    code: str = ""  # gRPC status name
-
-
-class StopRequested(msgspec.Struct, frozen=True):
-    """SIGINT or SIGTERM arrived."""
-
-    signum: int
-
-
-class Died(msgspec.Struct, frozen=True):
-    """A child ended, for whatever reason."""
-
-    child: Child
-
-
-class Reported(msgspec.Struct, frozen=True):
-    """A child wrote its ready report, or, once ready, why it gives up."""
-
-    child: Child
-
-
-class BegunAgain(msgspec.Struct, frozen=True):
-    """A draft process died; another life of it follows."""
-
-    child: Child
-
-
-Event = StopRequested | Died | Reported | BegunAgain
 
 
 class Supervisor:

@@ -91,7 +91,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
         options = self.streams(body)
         if options is not None and asked.has_prompt_logprobs:
-            problem = "come with a whole answer; leave out stream"
+            problem = "come with whole answers; leave stream out"
             raise InvalidField("prompt_logprobs", problem)
         if options is None:
             await self._whole(asked, head, gathered, reply)

@@ -19,8 +19,8 @@ from specserve.types import SamplingParams
 from specserve.validation import (
     Limits,
     check_num_entries,
+    check_num_samples,
     check_token_ids,
-    validate_sampling,
 )
 
 MAX_PROMPTS = 256  # of one body
@@ -152,7 +152,8 @@ def _sampling(
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"
-    sampling = msgspec.structs.replace(
+    check_num_samples(given.get("n", defaults.n), limits)
+    return msgspec.structs.replace(
         defaults,
         max_tokens=usual_max_tokens if body.max_tokens is None else body.max_tokens,
         stop=_stops(body.stop),
@@ -161,8 +162,6 @@ def _sampling(
         ignore_eos=body.ignore_eos,
         **given,
     )
-    validate_sampling(sampling, limits)  # before there is a place for each of `n` samples
-    return sampling
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ LOAD = Load(
     num_prepared_blocks=30, num_misses={"skip": 31, "ngram": 32}, num_waits=33,
     drafts=[
         DraftReport(is_attached=False, bytes_sent=34, bytes_received=35),
-        DraftReport(is_attached=True, bytes_sent=36, bytes_received=37),
+        DraftReport(is_attached=True, bytes_sent=36, bytes_received=37, state="attached"),
     ],
     verify_budget=Distribution([1, 2, *[0] * (len(VERIFY_BUDGET_EDGES) - 2), 4], 38.0),
     step_time_ratio=Distribution([0, 3, *[0] * (len(STEP_TIME_EDGES) - 2), 5], 39.0),
@@ -59,6 +59,7 @@ EXPECTED = {
     "speculation_cache_fallbacks_total policy=skip": 31,
     "speculation_cache_fallbacks_total policy=ngram": 32, "draft_waits_total": 33,
     "draft_attached draft=0": 0, "draft_attached draft=1": 1,
+    "draft_state draft=0 state=away": 1, "draft_state draft=1 state=attached": 1,
     "link_bytes_total direction=sent draft=0": 34,
     "link_bytes_total direction=received draft=0": 35,
     "link_bytes_total direction=sent draft=1": 36,

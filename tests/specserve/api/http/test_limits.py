@@ -55,7 +55,12 @@ def test_a_head_within_its_limits_is_served(rig):
 
 def test_the_limits_are_of_each_request(rig):
     many = head("/livez", headers=["Host: h", "X: " + "x" * (MAX_HEAD_BYTES - 200)]) * 5
-    assert asked(rig.url, many).count(b"HTTP/1.1 200") == 5
+    with connected(rig.url) as place:
+        place.sendall(many)
+        answers = b""
+        while answers.count(b'{"status') < 5 and (part := place.recv(65_536)):
+            answers += part
+    assert answers.count(b"HTTP/1.1 200") == 5
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -27,7 +27,7 @@ from specserve.errors import (
         (NotFound("model: no"), 404, "not_found_error", "model"),
         (DeadlineExceeded("late"), 408, "timeout_error", None),
         (Exhausted("reader: lags"), 429, "rate_limit_error", None),
-        (Busy("full"), 429, "rate_limit_error", None),
+        (Busy("full", 3), 429, "rate_limit_error", None),
         (Cancelled("aborted"), 499, "cancelled_error", None),
         (Unavailable("draining"), 503, "service_unavailable_error", None),
         (Failed("the model gives no numbers"), 500, "server_error", None),
@@ -40,7 +40,7 @@ def test_a_kind_is_a_status(error, code, kind, param):
 
 
 def test_who_is_to_come_again_is_told_when_and_nobody_else():
-    assert refusal_of(Busy("full")).headers == {"retry-after": "1"}
+    assert refusal_of(Busy("full", 3)).headers == {"retry-after": "3"}
     assert refusal_of(Exhausted("reader: lags")).headers == {}
     assert refusal_of(Unavailable("draining")).headers == {}
 
