@@ -13,7 +13,7 @@ from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.tracing import traces_url
 from specserve.errors import InvalidField
 from specserve.types import RequestStats
-from tests.specserve.api.http.conftest import send
+from tests.specserve.api.http.conftest import opened, send
 from tests.specserve.api.otlp_collector import Collector, collecting
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -166,6 +166,18 @@ def test_what_a_refusal_quotes_of_a_prompt_does_not_leave(traced, collector):
     (span,) = ended(traced, collector, 1)
     assert (span.attributes["error.type"], span.error) == ("INVALID_ARGUMENT", "chat")
     assert b"refuse" not in collector.content
+
+
+def test_what_broke_is_told_whole(traced, collector):
+    traced.script("the lazy dog " * 400)
+    traced.target.round_s = 0.01
+    with opened(traced, BODY | {"max_tokens": 400}) as connection:
+        traced.until(lambda: traced.target.num_live == 1)
+        traced.lose_target("said so")
+        assert connection.getresponse().status == 503
+    (span,) = ended(traced, collector, 1)
+    assert span.attributes["error.type"] == "UNAVAILABLE"
+    assert span.error == "target lost: target rank 0 was killed by SIGKILL"
 
 
 def test_a_collector_that_never_answers_costs_two_seconds_at_the_end_and_nothing_before(make_rig):

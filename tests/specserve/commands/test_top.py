@@ -1,6 +1,7 @@
 """`specserve top` before a real gRPC service: frames, pipes, a terminal, a service that goes."""
 
 import asyncio
+import dataclasses
 import os
 import pty
 import re
@@ -83,6 +84,24 @@ def test_a_frame_has_the_figures_of_its_interval(drafting):
         "api degraded", "target 0 idle", "draft 0 attached 1.5 k 250", "draft 1 away 0 0",
     ):  # fmt: skip
         assert figure in text, (figure, text)
+
+
+def test_a_target_that_works_and_one_that_says_nothing_are_told_apart(drafting):
+    rig, client = drafting
+    now = told(rig, client, AFTER)
+    for load, word in (
+        (msgspec.structs.replace(now.load, num_running=1, report_age_s=0.25), "busy"),
+        (msgspec.structs.replace(now.load, num_running=1, report_age_s=2.5), "silent for 2.5 s"),
+    ):
+        assert f"target 0 {word}" in words_of(frame(now, dataclasses.replace(now, load=load)))
+
+
+def test_positions_that_nothing_was_judged_of_have_no_column(drafting):
+    rig, client = drafting
+    unknown = PositionCalibration(0, 0, 0.0, 0.0)
+    load = msgspec.structs.replace(AFTER, calibration=[*AFTER.calibration, unknown, unknown])
+    now = told(rig, client, load)
+    assert "mean confidence 0.80 0.80 \n" in words_of(frame(now, now))
 
 
 def test_an_interval_without_requests_has_no_rates_of_drafts(drafting):

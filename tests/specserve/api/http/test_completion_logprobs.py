@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.api.http.completion_logprobs import completion_logprobs
-from specserve.types import Logprobs
+from specserve.types import Logprobs, Submit
 from tests.specserve.api.http.conftest import events_of
 
 FOX = "🦊".encode()
@@ -109,6 +109,16 @@ def test_a_prompts_log_probabilities_are_by_token_id(ask, rig):
             assert each[str(token_id + 1)]["rank"] == 2
     within_the_fox = choices[3]["prompt_logprobs"][1][str(rig.encode("🦊")[1])]
     assert within_the_fox["decoded_token"].startswith("bytes:")
+
+
+@pytest.mark.parametrize(("logprobs", "prompts"), [(0, 2), (3, 1)])
+def test_an_echo_takes_nothing_from_a_prompts_log_probabilities(ask, rig, logprobs, prompts):
+    """The target is asked for the larger number."""
+    body = {"prompt": "the fox", "max_tokens": 2, "echo": True}
+    body |= {"logprobs": logprobs, "prompt_logprobs": prompts}
+    assert ask("POST", "/v1/completions", body).status == 200
+    request = rig.target.received(Submit)[-1].request
+    assert request.sampling.prompt_logprobs == max(logprobs, prompts)
 
 
 def test_a_chats_prompt_is_told_beside_its_choices(ask, rig):
