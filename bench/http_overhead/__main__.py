@@ -26,6 +26,7 @@ from bench.http_overhead.report import (
     heading,
     is_same_text,
     over_grpc,
+    own_over_grpc,
     table,
     verdict_of,
 )
@@ -104,15 +105,16 @@ def measure(arguments: argparse.Namespace, command: str, console: Console) -> Re
     num_tokens = arguments.max_tokens or (_QUICK_TOKENS if arguments.quick else _TOKENS)
     questions = prepare_questions(read_prompts(arguments, None), target, num_tokens)
     measurements = ask_in_turn(arguments, questions, target, console)
-    ratio = over_grpc(measurements)
+    ratio, own = over_grpc(measurements), own_over_grpc(measurements)
     return Results(
         summary={
-            "http_over_grpc": ratio.value,
-            "http_over_grpc_lo": ratio.low,
-            "http_over_grpc_hi": ratio.high,
+            "http_over_grpc": own.value,
+            "http_over_grpc_lo": own.low,
+            "http_over_grpc_hi": own.high,
         },
         http_over_grpc=ratio,
-        verdict=verdict_of(ratio),
+        http_over_grpc_own=own,
+        verdict=verdict_of(ratio, own),
         is_same_text=is_same_text(measurements),
         model=f"{target.name}, {arguments.flags}",
         prompts=questions.line,

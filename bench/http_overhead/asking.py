@@ -11,7 +11,6 @@ import msgspec
 from bench.peers.http_client import CompletionsClient, together
 from bench.peers.records import Answer, Call, Job
 from bench.processes import ServiceProcesses
-from bench.regimes.machine_load import ForeignLoad
 from specserve.client import AsyncClient
 from specserve.errors import Failed
 
@@ -27,7 +26,17 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     api_ran_s: float  # processor time of the API process
     client_ran_s: float  # and of this one
-    foreign_share: float  # of a core, used meanwhile by what is neither the service nor the client
+    target_ran_s: float  # of the target
+    target_waited_s: float  # that the target was ready and had no core: others' doing
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.call.answers)
+
+    @property
+    def own_tokens_per_s(self) -> float:
+        """Over the time in which the target ran, or slept for want of something to do."""
+        return self.num_tokens / (self.call.total_s - self.target_waited_s)
 
 
 class Asked:
@@ -38,7 +47,7 @@ class Asked:
     ) -> None:
         """`port` is that of HTTP; `pids` are the service's processes."""
         self._runner = runner
-        self._port, self._pids = port, pids
+        self._port = port
         self._client = runner.run(_connect(address))
         self._processes = ServiceProcesses(pids)
         self._salts = itertools.count()  # nothing is found in the prefix cache
@@ -48,7 +57,7 @@ class Asked:
 
     def ask(self, api: str, pass_number: int, job: Job) -> Measurement:
         """All prompts of `job` at once over one API. Raises Failed for answers that are short."""
-        load, before = ForeignLoad(self._pids), self._processes.usage()
+        before = self._processes.usage()
         salt = f"{next(self._salts)}"
         if api == GRPC:
             call = self._runner.run(self._over_grpc(job, salt))
@@ -56,14 +65,15 @@ class Asked:
             client = CompletionsClient(self._port, {"cache_salt": salt})
             call = self._runner.run(client.ask(job))
         after = self._processes.usage()
-        used = {role: after[role].since(before[role]).ran_s for role in after}
+        used = {role: after[role].since(before[role]) for role in after}
         return Measurement(
             api=api,
             pass_number=pass_number,
             call=call,
-            api_ran_s=used["api"],
-            client_ran_s=used["client"],
-            foreign_share=load.share(),
+            api_ran_s=used["api"].ran_s,
+            client_ran_s=used["client"].ran_s,
+            target_ran_s=used["target"].ran_s,
+            target_waited_s=used["target"].waited_s,
         )
 
     async def _over_grpc(self, job: Job, salt: str) -> Call:
