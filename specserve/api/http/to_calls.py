@@ -111,6 +111,7 @@ def _call(
         sampling=sampling,
         model=body.model,
         priority=body.priority,
+        skip_special_tokens=body.skip_special_tokens,
         min_tokens_per_s=body.min_tokens_per_s,
         spec=SpecOptions(return_stats=True),
         **given,
