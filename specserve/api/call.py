@@ -55,6 +55,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
     spec: SpecOptions = SpecOptions()
     min_tokens_per_s: float | None = None
+    skip_special_tokens: bool = True  # in texts; token ids have them either way
     trace: TraceContext = TraceContext()
 
 

@@ -56,14 +56,14 @@ class TokenBytes:
 class Detokenizer:
     """The text of one sample. Pieces concatenate to the tokenizer's decode of all tokens."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: TokenBytes, *, shows_special: bool = False) -> None:
+        """`shows_special`: special tokens are in the text, by their names."""
+        self._bytes_of = token_bytes.shown if shows_special else token_bytes.__getitem__
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these tokens complete; an unfinished one is held back."""
-        token_bytes = self._token_bytes
-        return self._decoder.decode(b"".join([token_bytes[token_id] for token_id in token_ids]))
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def flush(self) -> str:
         """What is held back, a replacement character for an unfinished one, at the end."""

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from specserve.api import health
-from specserve.api.keys import Keys, caller
+from specserve.api.keys import STRANGER, Keys, caller
 from specserve.api.status import Context, abort_with
 from specserve.errors import Unauthenticated
 
@@ -26,10 +26,11 @@ class KeyRequired(grpc.aio.ServerInterceptor):
         handler_call_details: Any,  # noqa: ANN401 - as grpc types neither
     ) -> Any:  # noqa: ANN401
         """The method that answers; None where there is none."""
+        # The method runs in this very task, and so sees who calls.
+        caller.set(STRANGER)
         if handler_call_details.method.rpartition("/")[0] == f"/{health.NAME}":
             return await continuation(handler_call_details)
         try:
-            # The method runs in this very task, and so sees who calls.
             caller.set(self._keys.tenant_of(_authorization(handler_call_details)))
         except Unauthenticated as error:
             return _refusing(error)

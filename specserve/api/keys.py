@@ -35,7 +35,9 @@ class Tenant(NamedTuple):
 
 
 NOBODY = Tenant("", "", is_admin=True)  # who asks where there are no keys
-# Set by the front end in the task of a request, which all that serves it inherits.
+STRANGER = Tenant("stranger", "of nobody", is_admin=False)  # ... and without one where there are
+# Set by the front end in the task of a request, which all that serves it inherits; and so does the
+# next request of its connection, so whatever asks for keys sets it for every request.
 caller: ContextVar[Tenant] = ContextVar("caller", default=NOBODY)
 
 

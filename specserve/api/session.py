@@ -121,8 +121,11 @@ class Session:
         try:
             request = await self._in_time(self._prepare())
             self._hub.submit(opened, request)
+            shows = not self._call.skip_special_tokens
             self._samples = [
-                SampleText(index, request.sampling, self._tokenizer.detokenizer())
+                SampleText(
+                    index, request.sampling, self._tokenizer.detokenizer(shows_special=shows)
+                )
                 for index in range(request.sampling.n)
             ]
             num_prompt_tokens = len(request.prompt_token_ids)

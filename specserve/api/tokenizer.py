@@ -84,9 +84,9 @@ class TextTokenizer:
         self._check_size(sum(len(message.content) for message in messages))
         return await self._off_loop(lambda: self._encode_chat(messages, options))
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, shows_special: bool = False) -> Detokenizer:
         """For one sample."""
-        return Detokenizer(self._token_bytes)
+        return Detokenizer(self._token_bytes, shows_special=shows_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """All at once; what the pieces of a `Detokenizer` concatenate to."""

@@ -37,7 +37,7 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
     "--tokenizer": "leave it out: the tokenizer comes with the target",
     "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",
-    "--api-key": "leave it out: there is no authentication yet, and the API listens on loopback",
+    "--api-key": "type --api-key-file FILE, with a key a line: others can read command lines",
 }
 _SAME = {
     "-ngl": "--n-gpu-layers", "--gpu-layers": "--n-gpu-layers",

@@ -28,6 +28,8 @@ FOREIGN_FLAGS: dict[str, tuple[str, ...]] = {
         "--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache",
     ),
     "engine.cuda_graphs": ("--enforce-eager", "--disable-cuda-graph"),
+    "server.tls_cert": ("--ssl-certfile", "--ssl-cert-file"),
+    "server.tls_key": ("--ssl-keyfile", "--ssl-key-file"),
     "speculation.mode": ("--speculative-algorithm", "--speculative-algo"),
     "speculation.drafter": (
         "--speculative-config", "-sc", "--speculative-model", "--speculative-draft-model-path",

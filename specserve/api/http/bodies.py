@@ -64,6 +64,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     n: int | None = None
     seed: int | None = None
     stream: bool = False

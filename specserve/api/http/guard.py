@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve.api.http.connection import refuse_unread
 from specserve.api.http.refusals import refusal_of
-from specserve.api.keys import Keys, caller
+from specserve.api.keys import STRANGER, Keys, caller
 from specserve.errors import Unauthenticated
 
 # What balancers ask, who have no key, and a page that knows nothing until it is given one.
@@ -25,9 +25,10 @@ class KeyRequired:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What serves the request runs in this task, or in tasks that this one begins.
+        caller.set(STRANGER)
         if scope["path"] not in PUBLIC:
             try:
-                # What serves the request runs in this task, or in tasks that this one begins.
                 caller.set(self._keys.tenant_of(_authorization(scope)))
             except Unauthenticated as error:
                 await refuse_unread(refusal_of(error), receive, send)

@@ -54,6 +54,7 @@ class HttpServer:
             make_app(service),
             lifespan="off",
             log_config=None,
+            log_level="error",  # below, strangers could fill the log with what is no HTTP
             access_log=False,
             server_header=False,
             proxy_headers=False,

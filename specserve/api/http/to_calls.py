@@ -134,6 +134,7 @@ def _call(
         sampling=sampling,
         model=body.model,
         priority=body.priority,
+        skip_special_tokens=body.skip_special_tokens,
         min_tokens_per_s=body.min_tokens_per_s,
         spec=SpecOptions(
             mode=body.spec.mode, max_verify_len=body.spec.max_verify_len, return_stats=True

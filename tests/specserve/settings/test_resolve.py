@@ -31,9 +31,9 @@ def test_nothing_is_left_undecided_on_cpu():
     wishes = {
         "drafter", "colocated_drafter", "local_head", "gamma", "min_survival",
     }  # fmt: skip
-    optional = {"model.ballast", "telemetry.otlp_endpoint"} | {
-        f"speculation.{key}" for key in wishes
-    }
+    files = {"server.api_key_file", "server.tls_cert", "server.tls_key"}
+    optional = {"model.ballast", "telemetry.otlp_endpoint"} | files
+    optional |= {f"speculation.{key}" for key in wishes}
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__

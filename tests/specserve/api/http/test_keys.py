@@ -156,7 +156,9 @@ def test_each_request_of_a_connection_needs_its_own_key(keyed):
 def test_no_request_hides_in_the_body_of_another(keyed):
     hidden = head("/v1/models")
     both = [f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked"]
-    answer = asked(keyed.url, head("/livez", "POST", ["Host: h", *both]) + b"0\r\n\r\n" + hidden)
+    with connected(keyed.url) as connection:
+        connection.sendall(head("/livez", "POST", ["Host: h", *both]) + b"0\r\n\r\n" + hidden)
+        answer = received(connection)
     assert b'"object"' not in answer
     assert status(answer) == 400
 

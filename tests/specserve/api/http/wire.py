@@ -31,32 +31,42 @@ def status(answer: bytes) -> int:
 def received(connection: socket.socket) -> bytes:
     """All that comes until the other side ends the connection."""
     parts = []
-    try:
-        while part := connection.recv(65_536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
+    while part := _part(connection):
+        parts.append(part)
     return b"".join(parts)
 
 
 def answer_on(connection: socket.socket) -> bytes:
-    """One whole answer with a length, and perhaps the beginning of what follows it."""
+    """One whole answer; b"" where the other side ends the connection without one.
+
+    Of what has no length all that comes, and so of what ends the connection.
+    """
     answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += connection.recv(65_536)
-    found, _, content = answer.partition(b"\r\n\r\n")
-    length = int(found.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-    while len(content) < length:
-        content += connection.recv(65_536)
-    return found + b"\r\n\r\n" + content
+    while part := _part(connection):
+        answer += part
+        found, ends, content = answer.partition(b"\r\n\r\n")
+        lines = found.lower().split(b"\r\n")
+        lengths = [int(line[16:]) for line in lines if line.startswith(b"content-length: ")]
+        if ends and lengths and len(content) >= lengths[0]:
+            break
+    return answer
+
+
+def _part(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65_536)
+    except ConnectionResetError:
+        return b""
 
 
 def asked(url: str, request: bytes) -> bytes:
-    """The answer to `request`, after which the connection is of no use any more."""
+    """The answer to `request` on a connection of its own.
+
+    It stays open in both directions until then: a server may take its end for a client that left.
+    """
     with connected(url) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
-        return received(connection)
+        return answer_on(connection)
 
 
 def seconds_to_end(connection: socket.socket) -> tuple[float, bytes]:
