@@ -42,11 +42,12 @@ class Terminal(enum.StrEnum):
 
 
 class TokenOrigin(enum.IntEnum):
-    """Where an emitted token came from; speculation fills in the last two."""
+    """Where an emitted token came from; speculation fills in all but the first."""
 
     PLAIN = 0  # decoded without speculation
     DRAFTED = 1  # drafted, verified and accepted
-    BONUS = 2  # sampled by the target at the end of a round: bonus or recovery token
+    BONUS = 2  # sampled by the target behind drafted tokens that all stood
+    RECOVERY = 3  # sampled by the target in place of the first that did not stand
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

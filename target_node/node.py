@@ -319,5 +319,7 @@ def follow(ranks: Ranks, runner: Runner) -> None:
 def _origins(row: Row, result: SampledRow) -> list[TokenOrigin]:
     if not row.verify_len:
         return [TokenOrigin.PLAIN] * len(result.token_ids)
+    all_stood = result.num_accepted == row.verify_len
+    own = TokenOrigin.BONUS if all_stood else TokenOrigin.RECOVERY
     num_own = len(result.token_ids) - result.num_accepted
-    return [TokenOrigin.DRAFTED] * result.num_accepted + [TokenOrigin.BONUS] * num_own
+    return [TokenOrigin.DRAFTED] * result.num_accepted + [own] * num_own

@@ -18,6 +18,7 @@ ORIGINS = {
     TokenOrigin.PLAIN: pb.TOKEN_ORIGIN_PLAIN,
     TokenOrigin.DRAFTED: pb.TOKEN_ORIGIN_DRAFTED,
     TokenOrigin.BONUS: pb.TOKEN_ORIGIN_BONUS,
+    TokenOrigin.RECOVERY: pb.TOKEN_ORIGIN_RECOVERY,
 }
 _ORIGIN_OF = {proto: origin for origin, proto in ORIGINS.items()}
 _SCALARS = (

@@ -58,11 +58,10 @@ def compare(
 def origins_of(samples: Sequence[CompletedSample], num_tokens: int | None = None) -> Origins:
     """Of all tokens but each sample's first, which is never drafted; of the first `num_tokens`."""
     found = [origin for sample in samples for origin in sample.origins[1:num_tokens]]
-    num_accepted = found.count(TokenOrigin.DRAFTED)
     return Origins(
         num_tokens=len(found),
-        num_accepted=num_accepted,
-        num_verified=num_accepted + found.count(TokenOrigin.BONUS),
+        num_accepted=found.count(TokenOrigin.DRAFTED),
+        num_verified=len(found) - found.count(TokenOrigin.PLAIN),
     )
 
 

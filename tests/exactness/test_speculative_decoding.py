@@ -2,6 +2,7 @@
 sampling fields, against plain decoding of the same seeded requests.
 """
 
+import msgspec
 import pytest
 
 from specserve.types import TokenOrigin
@@ -141,3 +142,19 @@ def test_origins_and_counts_tell_what_was_drafted(models):
     assert sum(len(delta.token_ids) for delta in deltas) == sum(
         s.num_generated_tokens for s in stats
     )
+
+
+def test_what_follows_a_refused_draft_is_told_from_what_follows_accepted_ones(models):
+    target = InProcessTarget(models.model(), draft=models.drafter("dspark vanilla"))
+    few = [msgspec.structs.replace(each, max_verify_len=1) for each in requests(24, seed=7)]
+    run(target, few, at_once=4)
+    deltas = [d for m in target.control.sent for d in getattr(m, "deltas", [])]
+    stats = [end.stats for end in target.ends.values()]
+    accepted = sum(s.num_accepted_tokens for s in stats)
+    endings = [delta.origins[-1] for delta in deltas]
+    verified = sum(s.num_drafted_tokens for s in stats)
+    # Of one drafted token: refused, and the target's stands in its place; or it stands.
+    assert endings.count(TokenOrigin.RECOVERY) == verified - accepted > 0
+    bonus = [delta.origins for delta in deltas if delta.origins[-1] is TokenOrigin.BONUS]
+    assert bonus == [[TokenOrigin.DRAFTED, TokenOrigin.BONUS]] * len(bonus)
+    assert 0 < len(bonus) <= accepted

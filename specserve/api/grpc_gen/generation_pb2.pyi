@@ -13,10 +13,12 @@ class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ORIGIN_PLAIN: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_DRAFTED: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_BONUS: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_RECOVERY: _ClassVar[TokenOrigin]
 TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin
 TOKEN_ORIGIN_PLAIN: TokenOrigin
 TOKEN_ORIGIN_DRAFTED: TokenOrigin
 TOKEN_ORIGIN_BONUS: TokenOrigin
+TOKEN_ORIGIN_RECOVERY: TokenOrigin
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "seed", "cache_salt", "priority", "spec", "min_tokens_per_s")
