@@ -9,6 +9,7 @@ request and nothing else. When the target is lost, every open request ends with 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -39,6 +40,7 @@ from specserve.types import (
 log = logging.getLogger(__name__)
 
 _HELLO_PERIOD_S = 0.5
+_RECENT_S = 2.0  # that figures of now are of
 # Longer than the target's pauses between reports. Where everything was paused, this process may
 # wake first and find its own limit over.
 _SECOND_LOOK_S = 2.0
@@ -77,9 +79,10 @@ class Hub:
         self.draining = asyncio.Event()
         self.lost = asyncio.Event()
         self._silent = asyncio.Event()
-        self._lost_detail = ""
+        self.lost_detail = ""
         self.load = Load()
         self.load_s = time.monotonic()  # when it came
+        self.recent: deque[Load] = deque()  # reports of the latest `_RECENT_S`, oldest first
         self._load_queues: list[asyncio.Queue[Load]] = []
         self._handlers: dict[type, Callable[..., None]] = {
             RoundEvents: self._on_round,
@@ -214,7 +217,7 @@ class Hub:
             self._end("the service has stopped")
 
     def _end(self, detail: str) -> None:
-        self._lost_detail = detail
+        self.lost_detail = detail
         self.lost.set()
         error = Unavailable(detail)
         for opened in list(self._requests.values()):
@@ -302,6 +305,10 @@ class Hub:
 
     def _on_load(self, message: Load) -> None:
         self.load, self.load_s = message, time.monotonic()
+        self.recent.append(message)
+        # The second oldest is old enough to begin with, too.
+        while len(self.recent) > 2 and message.uptime_s - self.recent[1].uptime_s >= _RECENT_S:
+            self.recent.popleft()
         for queue in self._load_queues:
             queue.put_nowait(message)
 
@@ -331,4 +338,4 @@ class Hub:
             self.target_lost(str(error))
 
     def _raise_lost(self) -> NoReturn:
-        raise Unavailable(self._lost_detail)
+        raise Unavailable(self.lost_detail)

@@ -39,6 +39,7 @@ class Service:
         `buffer_rounds` may a slow reader lag.
         """
         self.config = config
+        self.control_dir = control_dir
         self.max_message_bytes = max_message_bytes
         self.buffer_rounds = buffer_rounds
         self.tokenizer = tokenizer

@@ -90,6 +90,10 @@ class TextTokenizer:
         whole = self.detokenizer()
         return whole.push(token_ids) + whole.flush()
 
+    def shown(self, token_id: int) -> bytes:
+        """What a token stands for, which may end inside a character; of a special one its name."""
+        return self._token_bytes.shown(token_id)
+
     def with_bytes(self, logprobs: Sequence[Logprobs]) -> list[Logprobs]:
         """The same positions, with what their tokens stand for."""
         shown = self._token_bytes.shown

@@ -34,6 +34,7 @@ class _Draft:
         self.child: Child | None = None
         self.restart_s = math.inf
         self.has_been_ready = False
+        self.last_word = ""  # what happened to it last
 
     def close(self) -> None:
         """Free the link's memory."""
@@ -98,6 +99,10 @@ class DraftKeeper:
             return math.inf
         return min((self._restart_if_due(draft) for draft in self._drafts), default=math.inf)
 
+    def last_word(self, command: ChildCommand) -> str:
+        """What happened last to the draft process of this command; empty for all others."""
+        return next((draft.last_word for draft in self._drafts if draft.command == command), "")
+
     def retire(self) -> None:
         """From now on nothing is started or killed here: the service stops."""
         self._is_retired = True
@@ -139,6 +144,7 @@ class DraftKeeper:
 
     def _say(self, draft: _Draft, what: str) -> None:
         """Deaths number 1, 2, 4, 8 and so on are told: one that flaps must not flood the log."""
+        draft.last_word = what
         count = draft.back_off.num_deaths
         if count & (count - 1) == 0:
             log.warning("%s %s", draft.command.name, what)

@@ -26,6 +26,7 @@ from specserve.processes.child import Child, ChildCommand, environment
 from specserve.processes.draft_keeper import DraftKeeper
 from specserve.processes.forkserver.handle import Forkserver
 from specserve.processes.process import ReadyReport, adopt_orphans, reap_strays
+from specserve.processes.roster import Roster, state_of
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.stop_signals import STOP_SIGNALS, signal_exit
 
@@ -91,6 +92,7 @@ class Supervisor:
         self._signals = signals
         self._config = config
         self._control_dir = control_dir
+        self._roster = Roster(control_dir)
         self._startup_timeout_s = startup_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._draft_timeout_s = draft_timeout_s
@@ -307,6 +309,7 @@ class Supervisor:
         return self._events.popleft()
 
     def _poll(self, timeout: float | None) -> None:
+        self._tell_states()
         ready = self._selector.select(timeout)
         # Reports before deaths: a child that says why it ends usually ends right after.
         for key, _ in ready:
@@ -316,6 +319,12 @@ class Supervisor:
                 self._forget(key.fd)
         if any(key.data is None for key, _ in ready):
             self._read_signals()
+
+    def _tell_states(self) -> None:
+        latest = {child.command.name: child for child in self._children}
+        self._roster.tell(
+            [state_of(c, latest.get(c.name), self._drafts.last_word(c)) for c in self._commands]
+        )
 
     def _read_reports(self, child: Child) -> None:
         before = child.report, child.farewell

@@ -2,18 +2,18 @@
 """From events to what OpenAI's clients read: whole answers and chunks of streams.
 
 Field names are OpenAI's, with what vLLM adds: `stop_reason`, `token_ids`, `prompt_logprobs`, and
-`metrics.speculative_decoding` of requests with one sample.
+`metrics.speculative_decoding` of requests with one sample. `token_origins` is ours.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from specserve.api.events import Finished, PromptInfo, SampleEnd, SpecRecord, TokenDelta, Usage
-from specserve.types import Logprobs
+from specserve.types import Logprobs, TokenOrigin
 
 Json = dict[str, Any]
 
@@ -115,12 +115,47 @@ class Sample:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
+        self.origins: list[TokenOrigin] = []
+        self.cache_hits: list[bool | None] = []  # of the rounds that made the tokens
         self.end: SampleEnd | None = None
 
     def add(self, delta: TokenDelta) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
+        self.origins += delta.origins
+        self.cache_hits += [delta.cache_hit] * len(delta.token_ids)
+
+
+class TokenDetails:
+    """What an answer says of each token besides the text: what was asked for."""
+
+    def __init__(self, *, ids: bool, shown: Callable[[int], bytes] | None) -> None:
+        """`shown`: what a token stands for; None: where tokens came from was not asked."""
+        self.has_ids, self._shown = ids, shown
+
+    def of(self, tokens: Sample | TokenDelta) -> Json:
+        """Fields of a choice."""
+        details: Json = {"token_ids": tokens.token_ids} if self.has_ids else {}
+        if self._shown is not None:
+            if isinstance(tokens, TokenDelta):
+                piece, tokens = tokens, Sample()
+                tokens.add(piece)
+            each = zip(tokens.token_ids, tokens.origins, tokens.cache_hits, strict=True)
+            details["token_origins"] = [
+                _origin(self._shown(token_id), origin, cache_hit)
+                for token_id, origin, cache_hit in each
+            ]
+        return details
+
+
+def _origin(token: bytes, origin: TokenOrigin, cache_hit: bool | None) -> Json:
+    return {
+        "token": _shown(token),
+        "bytes": list(token),
+        "origin": origin.name.lower(),
+        "cache_hit": cache_hit,
+    }
 
 
 def ending_of(end: SampleEnd | None) -> Json:

@@ -17,8 +17,10 @@ from starlette.types import ASGIApp
 from specserve import __version__
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.generation import ChatCompletions, Completions
+from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, refusal_of, too_large
 from specserve.api.http.to_calls import chat_options, messages_of
+from specserve.api.live_status import live_status
 from specserve.api.service import Service
 from specserve.errors import InvalidField, NotFound
 
@@ -39,6 +41,7 @@ class _Paths:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._is_lenient = service.config.server.lenient
+        self._page = Page()
 
     def app(self) -> Starlette:
         service, lenient = self._service, self._is_lenient
@@ -56,6 +59,8 @@ class _Paths:
                 _answers("/version", self.version),
                 _answers("/server_info", self.server_info),
                 _answers("/metrics", self.metrics),
+                _answers("/status", self.status),
+                _answers("/", self.page),
             ],
             exception_handlers={HTTPException: _no_path},
         )
@@ -122,6 +127,13 @@ class _Paths:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def status(self, request: Request) -> Response:
+        return _json(live_status(self._service))
+
+    async def page(self, request: Request) -> Response:
+        """It needs nothing but this server, and may ask for nothing else."""
+        return Response(self._page.content, headers=self._page.headers, media_type="text/html")
 
     async def server_info(self, request: Request) -> Response:
         service = self._service

@@ -6,7 +6,7 @@ unset: what the model's own generation config says, or neutral values.
 """
 
 import difflib
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,13 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class SpecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """About speculation, as `SpecOptions` of the gRPC API has them; "off" decodes plainly."""
+
+    mode: str = "auto"
+    max_verify_len: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +57,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    return_token_origins: bool = False
+    spec: SpecWishes = SpecWishes()
     priority: int = 0
     cache_salt: str | None = None
     min_tokens_per_s: float | None = None

@@ -12,6 +12,7 @@ from specserve.api.http.answers import (
     Gathered,
     Json,
     Sample,
+    TokenDetails,
     chat_logprobs,
     completion_logprobs,
     ending_of,
@@ -48,13 +49,13 @@ class CompletionForm:
         *,
         num_samples: int,
         has_logprobs: bool,
-        return_token_ids: bool,
+        details: TokenDetails,
         echoed: Sequence[str] = (),
     ) -> None:
         """`num_samples` of each prompt; `echoed`: all prompts, if the answer repeats them."""
         self._num_samples = num_samples
         self._has_logprobs = has_logprobs
-        self._return_token_ids = return_token_ids
+        self._details = details
         self._echoed = echoed
 
     def whole(self, gathered: Gathered, index: int) -> Json:
@@ -68,12 +69,10 @@ class CompletionForm:
             "logprobs": completion_logprobs(positions, 0) if self._has_logprobs else None,
             **ending_of(sample.end),
         }
-        if self._return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        return choice
+        return choice | self._details.of(sample)
 
     def opening(self, gathered: Gathered, index: int) -> Json | None:
-        if not self._echoed and not self._return_token_ids:
+        if not self._echoed and not self._details.has_ids:
             return None
         positions = self._prompt_positions(gathered, index) if self._echoed else []
         logprobs = completion_logprobs(positions, 0) if self._has_logprobs else None
@@ -86,9 +85,7 @@ class CompletionForm:
             offset = len(self._echo(index)) + len(sample.text) - len(delta.text)
             logprobs = completion_logprobs(delta.logprobs or [], offset)
         choice = {"index": index, "text": delta.text, "logprobs": logprobs, **ending_of(None)}
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        return choice | self._details.of(delta)
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         end = gathered.samples[index].end
@@ -108,9 +105,9 @@ class ChatForm:
 
     kind, prefix = "chat.completion", "chatcmpl"
 
-    def __init__(self, *, has_logprobs: bool, return_token_ids: bool) -> None:
+    def __init__(self, *, has_logprobs: bool, details: TokenDetails) -> None:
         self._has_logprobs = has_logprobs
-        self._return_token_ids = return_token_ids
+        self._details = details
 
     def whole(self, gathered: Gathered, index: int) -> Json:
         sample = gathered.samples[index]
@@ -120,9 +117,7 @@ class ChatForm:
             "logprobs": self._logprobs(sample.logprobs),
             **ending_of(sample.end),
         }
-        if self._return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        return choice
+        return choice | self._details.of(sample)
 
     def opening(self, gathered: Gathered, index: int) -> Json | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, Sample())
@@ -130,9 +125,7 @@ class ChatForm:
     def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
         choice = self._chunk(index, {"content": delta.text}, Sample())
         choice["logprobs"] = self._logprobs(delta.logprobs or [])
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        return choice | self._details.of(delta)
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         return self._chunk(index, {}, gathered.samples[index])

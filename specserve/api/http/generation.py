@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
 from specserve.api.events import Finished, PromptInfo, TokenDelta
-from specserve.api.http.answers import Gathered, Head, Json
+from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
 from specserve.api.http.bodies import (
     Body,
     ChatBody,
@@ -188,7 +188,7 @@ class Completions(GenerationEndpoint[CompletionBody]):
         form = CompletionForm(
             num_samples=calls[0].sampling.n,
             has_logprobs=body.logprobs is not None,
-            return_token_ids=body.return_token_ids,
+            details=_details(service, body),
             echoed=[_text_of(service, call) for call in calls] if body.echo else (),
         )
         return Asked(calls, form, prompt_ids)
@@ -209,7 +209,7 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
         if body.return_token_ids:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
-        form = ChatForm(has_logprobs=body.logprobs, return_token_ids=body.return_token_ids)
+        form = ChatForm(has_logprobs=body.logprobs, details=_details(service, body))
         return Asked(calls, form, prompt_ids)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
@@ -221,6 +221,11 @@ def _within_traces(calls: Sequence[GenerateCall], scope: Scope) -> list[Generate
     headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
     trace = trace_context(headers)
     return [msgspec.structs.replace(call, trace=trace) for call in calls]
+
+
+def _details(service: Service, body: CompletionBody | ChatBody) -> TokenDetails:
+    shown = service.tokenizer.shown if body.return_token_origins else None
+    return TokenDetails(ids=body.return_token_ids, shown=shown)
 
 
 async def _encoded(service: Service, calls: Sequence[GenerateCall]) -> list[list[int]]:

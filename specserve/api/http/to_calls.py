@@ -112,7 +112,9 @@ def _call(
         model=body.model,
         priority=body.priority,
         min_tokens_per_s=body.min_tokens_per_s,
-        spec=SpecOptions(return_stats=True),
+        spec=SpecOptions(
+            mode=body.spec.mode, max_verify_len=body.spec.max_verify_len, return_stats=True
+        ),
         **given,
     )
 
