@@ -9,7 +9,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parents[2] / "assets" / "page"
+FOLDER = Path(__file__).resolve().parents[2] / "assets" / "page"
 _DOCUMENT, _STYLES = "page.html", ("page.css",)
 _SCRIPTS = ("drawing.js", "live.js", "answers.js", "compare.js")
 
@@ -20,7 +20,7 @@ class Page:
     def __init__(self) -> None:
         """Read from the package's files, once."""
         style, script = _joined(_STYLES), _joined(_SCRIPTS)
-        document = (_FOLDER / _DOCUMENT).read_text(encoding="utf-8")
+        document = (FOLDER / _DOCUMENT).read_text(encoding="utf-8")
         document = document.replace("/* STYLE */", style).replace("/* SCRIPT */", script)
         self.content = document.encode()
         policy = {
@@ -42,7 +42,7 @@ class Page:
 
 
 def _joined(names: tuple[str, ...]) -> str:
-    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
 def _digest(source: str) -> str:

@@ -171,6 +171,10 @@ function tellVerdict(asked) {
     words.append(`${figure(speculative.rate / plain.rate)} times the tokens a second of plain decoding. `);
   }
   if (!isEqual) words.append(differing(asked));
+  race();
+}
+
+function race() {
   drawRace(byId("race"), [["speculative", "with speculation", speculative.seconds], ["plain", "plain", plain.seconds]]);
 }
 
@@ -192,6 +196,7 @@ byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
 });
 byId("stop").addEventListener("click", () => stopping.abort());
+addEventListener("resize", () => byId("verdict").hidden || race());
 
 /** A first prompt that suits the model, unless somebody was faster. */
 new MutationObserver((_, observer) => {

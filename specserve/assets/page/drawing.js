@@ -115,6 +115,10 @@ function drawCalibration(svg, positions, rates) {
   for (let index = 0; index < count; index++) {
     parts.push(drawn("text", { x: x(index), y: height - 6, "text-anchor": "middle" }, index));
   }
+  if (!positions.length) {
+    const words = rates.length ? "the drafter tells no confidences" : "nothing drafted yet";
+    parts.push(drawn("text", { x: (left + width) / 2, y: y(0.75), "text-anchor": "middle" }, words));
+  }
   const told = positions.map(calibrationWords).concat(
     rates.map((rate, index) => `position ${index}: ${percent(rate)} of all blocks accepted now`));
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);

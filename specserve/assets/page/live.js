@@ -1,6 +1,6 @@
 // What the service does now, asked for once a second: figures with their lines, state, processes.
 
-const HISTORY = 120;  // looks that a line has
+const HISTORY = 60;  // looks that a line has
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 5000;
 const WELL = { ready: "good", attached: "good", busy: "good", idle: "good", "target lost": "bad", ended: "bad", lost: "bad", failing: "bad" };
@@ -13,7 +13,7 @@ const TILES = {
   },
   accept: {
     of: (now) => now.figures?.accept_len ?? null, digits: 2, least: 2,
-    more: (now) => `${percent(now.figures?.accept_rate)} of drafted tokens`,
+    more: (now) => `a round; ${percent(now.figures?.accept_rate)} of drafts stood`,
   },
   hits: {
     of: (now) => now.figures?.hit_rate ?? null, digits: 0, least: 1, scale: 100,
@@ -22,7 +22,7 @@ const TILES = {
   },
   verify: {
     of: (now) => now.figures?.verify_len ?? null, digits: 2, least: 1,
-    more: (now) => now.gamma ? `of ${now.gamma} a round at most` : "nothing drafts",
+    more: (now) => now.gamma ? `drafted, of ${now.gamma} at most` : "nothing drafts",
   },
   running: {
     of: (now) => now.num_running, digits: 0, least: 1, isNothing: (value) => !value,

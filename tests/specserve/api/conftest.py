@@ -94,6 +94,7 @@ class Rig:
     def reset(self) -> None:
         self.script(self.text)
         self.target.script, self.target.per_round, self.target.round_s = self._recite, 1, 0.001
+        self.target.origins, self.target.cache_hit = (), None
         self.target.messages.clear()
         self.target.is_idle = False
 

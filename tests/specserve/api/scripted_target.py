@@ -58,6 +58,8 @@ class ScriptedTarget:
 
     def __init__(self, control_dir: Path, announcement: Ready, script: Script) -> None:
         self.script, self.per_round, self.round_s = script, 1, 0.001
+        self.origins: tuple[TokenOrigin, ...] = ()  # of a round's first tokens; others are plain
+        self.cache_hit: bool | None = None
         self.announcement = announcement
         self.load = Load()  # what the next reports say of everything but rounds and rows
         self.messages: list[tuple[float, ToTarget]] = []
@@ -154,10 +156,11 @@ class ScriptedTarget:
             row.request.request_id,
             row.index,
             token_ids,
-            [TokenOrigin.PLAIN] * len(token_ids),
+            [*self.origins, *[TokenOrigin.PLAIN] * len(token_ids)][: len(token_ids)],
             logprobs=[_logprobs(token) for token in token_ids] if wants_logprobs else None,
             finish_reason=reason if row.done else None,
             stop_token_id=token_ids[-1] if stopped else None,
+            cache_hit=self.cache_hit,
         )
 
     def _end(self, control: TargetControl, request_id: str, terminal: Terminal) -> None:
