@@ -123,8 +123,10 @@ class _Announcer:
             report_ready(self._ready_fd, address=report.address, http_url=report.http_url)
             self._ready_fd = None
             return
-        lines = [f"OpenAI-compatible API at {report.http_url}/v1"] if report.http_url else []
-        for line in (*lines, f"listening on {report.address}"):
+        lines = [f"listening on {report.address}"]
+        if url := report.http_url:
+            lines = [f"OpenAI-compatible API at {url}/v1", f"watch it work at {url}/", *lines]
+        for line in lines:
             if is_stdout_open():
                 write_stdout(f"{line}\n")
             else:

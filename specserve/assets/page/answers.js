@@ -38,7 +38,7 @@ async function refusal(answer) {
   if (answer.status === 401) showKeyForm();
   const wait = answer.headers.get("retry-after");
   const advice = wait ? ` Try again in ${wait} s.` : "";
-  return new Problem(`The service refuses (${answer.status}): ${words}.${advice}`, answer.status);
+  return new Problem(`The service refuses (${answer.status}): ${words.replace(/\.?$/, ".")}${advice}`, answer.status);
 }
 
 function showKeyForm() {
