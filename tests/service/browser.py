@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
 VARIABLE = "SPECSERVE_CHROMIUM"
@@ -17,6 +16,10 @@ _ADVICE = (
 )
 # Containers give few rights for a sandbox, and little shared memory.
 _FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
+
+
+class NoBrowser(Exception):
+    """There is none here; says what to type to have one."""
 
 
 def chromium_of(playwright: Playwright) -> str | None:
@@ -37,11 +40,11 @@ def chromium_of(playwright: Playwright) -> str | None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """For a test's fixture, which is skipped with advice where there is none."""
+    """Raises NoBrowser."""
     with sync_playwright() as playwright:
         path = chromium_of(playwright)
         if path is None:
-            pytest.skip(_ADVICE)
+            raise NoBrowser(_ADVICE)
         opened = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
             yield opened

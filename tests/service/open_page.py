@@ -53,6 +53,12 @@ class Opened:
         )
         return self.page.locator(f"#{name} .text").text_content(), told
 
+    def show_beginnings(self) -> None:
+        """Of both texts, which are longer than their panes."""
+        self.page.eval_on_selector_all(
+            ".text", "texts => texts.forEach((text) => { text.scrollTop = 0; })"
+        )
+
     def tile(self, name: str) -> float:
         return float(self.page.locator(f"[data-figure={name}] b").text_content())
 

@@ -6,13 +6,14 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page, Response, Route, expect
 
 from specserve.client import Client
-from tests.service.browser import browser
+from tests.service.browser import NoBrowser, browser
 from tests.service.chaos import end, launch_async
 from tests.service.open_page import PROMPT, Opened, opening
 from tests.service.test_failures import Launched
@@ -26,7 +27,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with browser() as opened:
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(browser())
+        except NoBrowser as error:
+            pytest.skip(str(error))
         yield opened
 
 

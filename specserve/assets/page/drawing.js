@@ -115,9 +115,9 @@ function drawCalibration(svg, positions, rates) {
   for (let index = 0; index < count; index++) {
     parts.push(drawn("text", { x: x(index), y: height - 6, "text-anchor": "middle" }, index));
   }
-  if (!positions.length) {
-    const words = rates.length ? "the drafter tells no confidences" : "nothing drafted yet";
-    parts.push(drawn("text", { x: (left + width) / 2, y: y(0.75), "text-anchor": "middle" }, words));
+  if (!positions.length && !rates.length) {
+    const place = { x: (left + width) / 2, y: y(0.75), "text-anchor": "middle" };
+    parts.push(drawn("text", place, "nothing drafted yet"));
   }
   const told = positions.map(calibrationWords).concat(
     rates.map((rate, index) => `position ${index}: ${percent(rate)} of all blocks accepted now`));

@@ -13,7 +13,7 @@ const TILES = {
   },
   accept: {
     of: (now) => now.figures?.accept_len ?? null, digits: 2, least: 2,
-    more: (now) => `a round; ${percent(now.figures?.accept_rate)} of drafts stood`,
+    more: (now) => `${percent(now.figures?.accept_rate)} of drafts stood`,
   },
   hits: {
     of: (now) => now.figures?.hit_rate ?? null, digits: 0, least: 1, scale: 100,
@@ -77,7 +77,7 @@ function bytes(count) {
   const units = ["B/s", "kB/s", "MB/s", "GB/s"];
   let unit = 0;
   for (; count >= 1000 && unit < units.length - 1; unit++) count /= 1000;
-  return `${count.toPrecision(3).replace(/\.?0+$/, "")} ${units[unit]}`;
+  return `${Number(count.toPrecision(3))} ${units[unit]}`;
 }
 
 function showProcesses(now) {
@@ -107,6 +107,9 @@ function show(now) {
   for (const name of Object.keys(TILES)) showTile(name, now);
   if (now.figures?.accept_rates.length) rates = now.figures.accept_rates;
   drawCalibration(byId("calibration"), now.calibration, rates);
+  const tellsNone = !now.calibration.length && rates.length > 0;
+  byId("unjudged").hidden = !tellsNone;
+  for (const each of document.querySelectorAll(".judged")) each.hidden = tellsNone;
   showProcesses(now);
 }
 
