@@ -227,6 +227,7 @@ def test_a_service_that_has_gone_is_unreachable_until_it_is_back(troubled: Opene
     page.route("**/*", lambda route: route.abort())
     expect(page.locator("#state")).to_have_text("unreachable")
     expect(page.locator("#banner")).to_contain_text("does not answer")
+    expect(page.locator(".tile:not(.past)")).to_have_count(0)
     troubled.ask()
     expect(page.locator("#speculative .problem")).to_contain_text("does not answer")
     page.unroute_all()

@@ -119,6 +119,7 @@ async function look() {
   } catch (error) {
     const words = error.status === 401 ? "needs a key" : error.status ? "refuses" : "unreachable";
     showState(words, "bad", error.status === 401 ? "" : error.message);
+    for (const tile of document.querySelectorAll(".tile")) tile.classList.add("past");
   }
   setTimeout(look, PERIOD_MS);
 }
