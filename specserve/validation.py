@@ -67,7 +67,7 @@ def validate_request(request: Request, limits: Limits) -> Request:
     check_prompt_len("prompt", len(request.prompt_token_ids), limits)
     of_what = f", which the prompt leaves of {limits.context}"
     _check_int("min_tokens", request.sampling.min_tokens, 0, room, of_what)
-    _check_token_ids("token_ids", request.prompt_token_ids, limits.vocab_size)
+    check_token_ids("token_ids", request.prompt_token_ids, limits.vocab_size)
     if request.sampling.max_tokens <= room:
         return request
     sampling = msgspec.structs.replace(request.sampling, max_tokens=room)
@@ -121,12 +121,12 @@ def _check_stops(params: SamplingParams, limits: Limits) -> None:
     for text in params.stop:
         _check_length("stop", text, 1, MAX_STOP_CHARS)
     check_num_entries("stop_token_ids", params.stop_token_ids)
-    _check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
+    check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
 
 
 def _check_bias(bias: dict[int, float], limits: Limits) -> None:
     check_num_entries("logit_bias", bias)
-    _check_token_ids("logit_bias", bias, limits.vocab_size)
+    check_token_ids("logit_bias", bias, limits.vocab_size)
     for token_id, value in bias.items():
         _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
 
@@ -158,7 +158,8 @@ def _check_printable(field: str, text: str) -> None:
             raise InvalidField(field, problem)
 
 
-def _check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+def check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """Raise `InvalidField` naming `field` unless all are in the vocabulary."""
     if not token_ids:
         return
     for token_id in (min(token_ids), max(token_ids)):

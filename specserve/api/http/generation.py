@@ -26,6 +26,7 @@ from specserve.api.http.refusals import refusal_of, too_large
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
+from specserve.validation import check_token_ids
 
 WARNING = "x-specserve-warning"
 
@@ -236,7 +237,9 @@ def _with_ids(calls: Sequence[GenerateCall], ids: Sequence[list[int]]) -> list[G
 
 
 def _text_of(service: Service, call: GenerateCall) -> str:
+    """Raises InvalidField for ids of which there is none."""
     if isinstance(call.prompt, str):
         return call.prompt
     ids = [each for each in call.prompt if isinstance(each, int)]
+    check_token_ids("prompt", ids, service.limits.vocab_size)
     return service.tokenizer.decode(ids)

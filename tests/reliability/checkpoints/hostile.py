@@ -93,9 +93,7 @@ def _own_code(folder: Path, canary: Path) -> Path:
     for module in ("modeling_evil", "configuration_evil", "sitecustomize", "__init__"):
         (folder / f"{module}.py").write_text(code)
     auto_map = {"AutoConfig": "configuration_evil.Model", "AutoModel": "modeling_evil.Model"}
-    content = _config(
-        architectures=["EvilForCausalLM"], auto_map=auto_map, trust_remote_code=True
-    )
+    content = _config(architectures=["EvilForCausalLM"], auto_map=auto_map, trust_remote_code=True)
     _write(folder / "config.json", content)
     return folder
 
