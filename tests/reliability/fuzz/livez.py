@@ -35,7 +35,8 @@ class Livez:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         assert self._process.wait(30) == 0, "/livez was not answered"
         self._thread.join(10)

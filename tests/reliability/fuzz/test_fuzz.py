@@ -1,4 +1,4 @@
-"""Row 23: nothing that is sent to a port or socket ends a process, costs memory or changes a text."""
+"""Row 23: nothing sent to a port or socket ends a process, costs memory or changes a text."""
 
 import pytest
 
