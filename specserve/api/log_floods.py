@@ -14,6 +14,8 @@ _FLOODS = {
 
 
 class _AtPowersOfTwo(logging.Filter):
+    """Of lines that begin in one of a few ways: the first, the second, the fourth, and so on."""
+
     def __init__(self, beginnings: tuple[str, ...]) -> None:
         super().__init__()
         self._beginnings = beginnings
@@ -31,6 +33,9 @@ class _AtPowersOfTwo(logging.Filter):
 
 
 def dam_log_floods() -> None:
-    """From now on, in this process."""
+    """From now on, in this process, whatever handlers there are.
+
+    Counts begin anew with every call; lines of other kinds stay as they are.
+    """
     for name, beginnings in _FLOODS.items():
         logging.getLogger(name).addFilter(_AtPowersOfTwo(beginnings))

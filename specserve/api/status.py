@@ -37,7 +37,11 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     if context.done():  # the caller has left, and nobody hears
         raise asyncio.CancelledError from error
     is_busy = isinstance(error, Busy)
-    await context.abort(code, text, (("retry-after", str(Busy.RETRY_AFTER_S)),) if is_busy else ())
+    more = (("retry-after", str(Busy.RETRY_AFTER_S)),) if is_busy else ()
+    try:
+        await context.abort(code, text, more)
+    except grpc.aio.InternalError as gone:  # it has left meanwhile
+        raise asyncio.CancelledError from gone
     raise AssertionError("abort returned")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from specserve.api.http.app import make_app
-from specserve.api.http.let_go import LetGoProtocol
 from specserve.api.service import Service
 from specserve.errors import Unsupported
 from specserve.settings.config import HOST
@@ -26,6 +26,18 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+class ForgettingProtocol(HttpToolsProtocol):
+    """Lets go of connections when they end, however they end.
+
+    uvicorn's own keeps one that a client has reset for as long as it might have stayed idle: it
+    stops the timer only where the client said goodbye (uvicorn 0.54).
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
 
 
 class HttpServer:
@@ -53,7 +65,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http=LetGoProtocol,
+            http=ForgettingProtocol,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,

@@ -1,4 +1,3 @@
-# pyright: strict
 """HTTP/2 frames and protobuf messages to the gRPC port, over raw sockets and through a channel.
 
 `Admin.Drain` and `Admin.Profile` are left out: they are an operator's, and do what they are asked.

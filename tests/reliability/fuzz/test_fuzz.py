@@ -12,8 +12,8 @@ from tests.reliability.fuzz.vitals import vitals
 from tests.reliability.scale import is_long
 from tests.service.draft_watch import eventually
 
-_NUM_FRAMES = 100_000 if is_long() else 300  # to each port
-_NUM_LIES = 10_000 if is_long() else 300
+_NUM_FRAMES = 100_000 if is_long() else 200  # to each port
+_NUM_LIES = 10_000 if is_long() else 100
 # A tenth of so few frames warms nothing up: then only what is out of all proportion shows.
 _MOST_GROWTH = 0.02 if is_long() else 0.25
 

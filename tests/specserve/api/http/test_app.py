@@ -10,8 +10,7 @@ import pytest
 from openai import NotFoundError
 
 from specserve import __version__
-from specserve.api.http import let_go
-from specserve.api.http.server import HttpServer
+from specserve.api.http.server import ForgettingProtocol, HttpServer
 from specserve.errors import Unsupported
 from tests.specserve.api.http.conftest import send
 
@@ -119,7 +118,7 @@ def test_who_leaves_within_a_body_leaves_nothing_in_the_log(rig, ask, caplog, pa
 
 @pytest.mark.parametrize("resets", [True, False])
 def test_a_connection_that_has_ended_is_let_go_of(rig, ask, resets):
-    place, kind = urlsplit(rig.url), let_go.LetGoProtocol
+    place = urlsplit(rig.url)
     for _ in range(5):
         with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
             connection.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -130,7 +129,7 @@ def test_a_connection_that_has_ended_is_let_go_of(rig, ask, resets):
 
     def num_open() -> int:
         gc.collect()
-        return sum(isinstance(each, kind) for each in gc.get_objects())
+        return sum(isinstance(each, ForgettingProtocol) for each in gc.get_objects())
 
     # Long before the time that an idle connection may stay open.
     rig.until(lambda: num_open() == 0)

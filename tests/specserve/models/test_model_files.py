@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from specserve.models import regular_files
-from specserve.models.regular_files import read_regular
+from specserve.models import model_files
+from specserve.models.model_files import read_regular
 
 
 def test_a_file_and_a_link_to_one_are_read(tmp_path):
@@ -30,7 +30,7 @@ def test_a_folder_and_a_missing_file_are_what_they_always_were(tmp_path):
 
 
 def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(regular_files, "MOST_BYTES", 3)
+    monkeypatch.setattr(model_files, "MOST_BYTES", 3)
     (tmp_path / "file").write_bytes(b"four")
     with pytest.raises(OSError, match="it has 4 bytes; the limit is 3"):
         read_regular(tmp_path / "file")
