@@ -164,7 +164,7 @@ def _check_printable(field: str, text: str) -> None:
 
 
 def check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
-    """Raise `InvalidField` naming `field` if one of them is none of the vocabulary."""
+    """Raise `InvalidField` naming `field` unless all are in the vocabulary."""
     if not token_ids:
         return
     for token_id in (min(token_ids), max(token_ids)):

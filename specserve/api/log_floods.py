@@ -9,11 +9,16 @@ import logging
 _FLOODS = {
     "asyncio": ("socket.send() raised exception",),  # of clients that leave before their answer
     "uvicorn.error": ("Invalid HTTP request received", "Unsupported upgrade request"),
-    "grpc._cython.cygrpc": ("Invalid encoding on",),  # of a header's name or value
+    "grpc._cython.cygrpc": (
+        "Invalid encoding on",  # of a header's name or value
+        "ExecuteBatchError raised in core",  # of callers that leave while they are answered
+    ),
 }
 
 
 class _AtPowersOfTwo(logging.Filter):
+    """Of lines that begin in one of a few ways: the first, the second, the fourth, and so on."""
+
     def __init__(self, beginnings: tuple[str, ...]) -> None:
         super().__init__()
         self._beginnings = beginnings
@@ -31,6 +36,9 @@ class _AtPowersOfTwo(logging.Filter):
 
 
 def dam_log_floods() -> None:
-    """From now on, in this process."""
+    """From now on, in this process, whatever handlers there are.
+
+    Counts begin anew with every call; lines of other kinds stay as they are.
+    """
     for name, beginnings in _FLOODS.items():
         logging.getLogger(name).addFilter(_AtPowersOfTwo(beginnings))

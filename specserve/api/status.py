@@ -37,7 +37,10 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     if context.done():  # the caller has left, and nobody hears
         raise asyncio.CancelledError from error
     wait = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Busy) else ()
-    await context.abort(code, text, wait)
+    try:
+        await context.abort(code, text, wait)
+    except grpc.aio.InternalError as gone:  # it has left meanwhile
+        raise asyncio.CancelledError from gone
     raise AssertionError("abort returned")
 
 

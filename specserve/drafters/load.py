@@ -43,8 +43,8 @@ from specserve.drafters.weights import (
 )
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
-from specserve.models.config import refuse_pickles
 from specserve.models.loader import load_with
+from specserve.models.model_files import refuse_pickles
 from specserve.models.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)

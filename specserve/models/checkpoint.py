@@ -15,8 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specserve.errors import Unsupported
-from specserve.models.config import refuse_pickles
-from specserve.models.regular_files import read_regular
+from specserve.models.model_files import read_regular, refuse_pickles
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -15,7 +15,7 @@ import msgspec
 
 from specserve.errors import Unsupported
 from specserve.models.known_tokens import tokenizer_size
-from specserve.models.regular_files import read_regular
+from specserve.models.model_files import read_regular
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -375,26 +375,3 @@ def _eos_token_ids(folder: Path, file: _ConfigFile) -> tuple[int, ...]:
         if not 0 <= token_id < file.vocab_size:
             raise Unsupported(f"{folder}: eos_token_id {token_id} is outside the vocabulary")
     return ids
-
-
-_PICKLES = (".bin", ".pt", ".pth")
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Raise `Unsupported` where a folder's weights are pickles alone."""
-    if (problem := only_pickles(folder)) is not None:
-        raise Unsupported(f"{folder}: {problem}")
-
-
-def only_pickles(folder: Path) -> str | None:
-    """What is wrong with a folder whose weights are pickles alone, and what to do; else None."""
-    if any(folder.glob("*.safetensors")):
-        return None
-    names = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLES)
-    if not names:
-        return None
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"only pickled weights ({names[0]}{more}), which are never read because they can run code; "
-        "convert them to safetensors, as model.safetensors beside config.json"
-    )

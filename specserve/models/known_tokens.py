@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import Unsupported
-from specserve.models.regular_files import read_regular
+from specserve.models.model_files import read_regular
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -14,7 +14,7 @@ from specserve.models.config import read_json
 from specserve.models.gguf.container import GgufFile
 from specserve.models.gguf.tokenizer import gguf_chat_template, gguf_tokenizer
 from specserve.models.known_tokens import TOKENIZER_FILE
-from specserve.models.regular_files import read_regular
+from specserve.models.model_files import read_regular
 
 
 def load_tokenizer(model: Path) -> Tokenizer:

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import InvalidField
-from specserve.models.config import CONFIG_FILE, only_pickles
+from specserve.models.config import CONFIG_FILE
+from specserve.models.model_files import only_pickles
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.target_source import (
     EMBEDDED_TARGET,

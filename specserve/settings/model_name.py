@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from specserve.errors import Unsupported
 from specserve.models.gguf.container import GgufFile
-from specserve.models.regular_files import read_regular
+from specserve.models.model_files import read_regular
 from specserve.settings.target_source import default_name
 
 _MAX_LEN = 200  # of a name; longer ones were meant for something else

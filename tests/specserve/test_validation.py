@@ -62,6 +62,7 @@ BAD = [
     ("seed", 2**64),
     ("priority", 2**31),
     ("priority", -(2**31) - 1),
+    ("priority", 10**30),
     ("request_id", ""),
     ("request_id", "x" * 257),
     ("request_id", "mine\nERROR forged"),

@@ -7,7 +7,7 @@ A body of several prompts is as many calls.
 import re
 import secrets
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -98,16 +98,14 @@ def _prompts(prompt: Prompts) -> list[str] | list[list[int]]:
         return [prompt]
     if not prompt:
         raise InvalidField("prompt", "is empty; it must have at least 1 token")
-    texts = [each for each in prompt if isinstance(each, str)]
-    lists = [each for each in prompt if isinstance(each, list)]
-    ids = [each for each in prompt if isinstance(each, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    if len(prompt) not in (len(texts), len(lists)):
+    kinds = {type(each) for each in prompt}  # one look at each: there may be millions
+    if len(kinds) > 1:
         raise InvalidField("prompt", "holds texts, token ids or lists of these, of one kind each")
+    if int in kinds:
+        return [cast("list[int]", prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidField("prompt", f"has {len(prompt)} prompts; the limit is {MAX_PROMPTS}")
-    return texts or lists
+    return cast("list[str] | list[list[int]]", prompt)
 
 
 def _call(

@@ -14,11 +14,11 @@ from tests.reliability.scale import is_long
 
 _MOST_RSS_KB = 900_000  # of any process of the launch; with a sound model some 450,000
 _MOST_S = 60
-# In `make test` two that only a rank finds out, and one that the supervisor does.
+# In `make test` those that are found out before a process of the model is started.
 _NAMES = (
     list(CHECKPOINTS)
     if is_long()
-    else ["tensors that overlap", "a configuration without end", "an epsilon of a GGUF"]
+    else ["code of its own", "a configuration without end", "an epsilon of a GGUF"]
 )
 _ROLES = ["target", "drafter"] if is_long() else ["target"]
 

@@ -61,7 +61,13 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level="INFO", stream=sys.stderr)
     with attacked_service() as attacked:
-        verdict = attack(attacked, options.frames, num_requests=options.requests, seed=options.seed)
+        verdict = attack(
+            attacked,
+            options.frames,
+            num_requests=options.requests,
+            num_before=options.before,
+            seed=options.seed,
+        )
         found = harm(attacked, verdict)
     sys.stdout.write(json.dumps({"harm": found, **report(attacked, verdict)}, indent=1) + "\n")
     return int(bool(found))

@@ -131,7 +131,7 @@ def _send_to_all(ports: list[Port], count: int, verdict: Verdict) -> None:
     def send(port: Port) -> None:
         try:
             verdict.sent[port.name].add(port.send(count))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised anew where all have ended
             troubles.append(error)
 
     threads = [threading.Thread(target=send, args=(port,), daemon=True) for port in ports]

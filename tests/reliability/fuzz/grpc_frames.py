@@ -1,4 +1,3 @@
-# pyright: strict
 """HTTP/2 frames and protobuf messages to the gRPC port, over raw sockets and through a channel.
 
 `Admin.Drain` and `Admin.Profile` are left out: they are an operator's, and do what they are asked.
@@ -14,8 +13,8 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from tests.reliability.fuzz.mutations import Mutator
 from tests.reliability.fuzz.port import Sent
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = (
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _PRIORITY, RST, SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = (
     0, 1, 2, 3, 4, 6, 7, 8, 9,
 )  # fmt: skip
 _END_STREAM, _END_HEADERS = 1, 4
@@ -60,7 +59,7 @@ _MESSAGES: tuple[tuple[str, bytes], ...] = (
 )
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return (
         struct.pack(">I", len(payload))[1:]
         + bytes([kind, flags])
@@ -86,12 +85,12 @@ def _headers(path: str) -> bytes:
     )
 
 
-def _call(path: str, message: bytes, stream: int) -> list[bytes]:
+def call_frames(path: str, message: bytes, stream: int) -> list[bytes]:
     """The frames of one call."""
     body = b"\x00" + struct.pack(">I", len(message)) + message
     return [
-        _frame(_HEADERS, _END_HEADERS, stream, _headers(path)),
-        _frame(_DATA, _END_STREAM, stream, body),
+        http2_frame(_HEADERS, _END_HEADERS, stream, _headers(path)),
+        http2_frame(_DATA, _END_STREAM, stream, body),
     ]
 
 
@@ -99,14 +98,14 @@ def _control(stream: int) -> list[bytes]:
     """Frames that belong to no message."""
     number = struct.pack(">I", 7)
     return [
-        _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
-        _frame(_PING, 0, 0, b"12345678"),
-        _frame(_WINDOW, 0, stream, number),
-        _frame(_WINDOW, 0, 0, number),
-        _frame(_PRIORITY, 0, stream, number + b"\x01"),
-        _frame(_RST, 0, stream, struct.pack(">I", 8)),
-        _frame(_GOAWAY, 0, 0, number * 2),
-        _frame(_CONTINUATION, _END_HEADERS, stream, _headers("/none/none")),
+        http2_frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
+        http2_frame(_PING, 0, 0, b"12345678"),
+        http2_frame(_WINDOW, 0, stream, number),
+        http2_frame(_WINDOW, 0, 0, number),
+        http2_frame(_PRIORITY, 0, stream, number + b"\x01"),
+        http2_frame(RST, 0, stream, struct.pack(">I", 8)),
+        http2_frame(_GOAWAY, 0, 0, number * 2),
+        http2_frame(_CONTINUATION, _END_HEADERS, stream, _headers("/none/none")),
     ]
 
 
@@ -143,7 +142,7 @@ class GrpcFrames:
         sound: list[bytes] = []
         stream = 1
         while len(sound) < count:
-            sound += _call(*self._source.choice(_MESSAGES), stream)
+            sound += call_frames(*self._source.choice(_MESSAGES), stream)
             sound += self._source.sample(_control(stream), self._source.randint(0, 2))
             stream += 2
         bad = set(self._source.sample(range(len(sound)), count))
@@ -151,7 +150,7 @@ class GrpcFrames:
             self._mutator.mutated(frame, sound) if number in bad else frame
             for number, frame in enumerate(sound)
         ]
-        preface = _PREFACE + _frame(_SETTINGS, 0, 0, b"")
+        preface = PREFACE + http2_frame(SETTINGS, 0, 0, b"")
         if self._source.random() < 0.05:
             preface = self._mutator.mutated(preface, sound)
         with socket.create_connection(self._address, timeout=5) as connection:
@@ -178,6 +177,6 @@ class GrpcFrames:
                 timeout=self._source.choice(_CALL_S),
             )
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
+            assert isinstance(error, grpc.Call)  # noqa: PT017 - what grpc raises is both
             return error.code().name
         return "OK"

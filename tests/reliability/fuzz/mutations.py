@@ -104,12 +104,12 @@ def wild_value(source: random.Random) -> object:
     nested: object = source.choice((0, "x"))
     for _ in range(min(depth, 400)):
         nested = [nested] if source.random() < 0.5 else {"a": nested}
-    wild: tuple[object, ...] = (
+    wild: list[object] = [
         None, True, -1, 0, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 1e308, -1e-320,
         float("nan"), float("inf"), "", "\0", "\ud800", "9" * 5000, "\U0010ffff" * 300,
         [], {}, [[]], [None] * 70, [-1, 2**40], {"1": 1e999}, {"x": {}}, nested,
         ["a"] * 300, {str(number): 1.0 for number in range(1100)},
-    )  # fmt: skip
+    ]  # fmt: skip
     return source.choice(wild)
 
 

@@ -1,5 +1,6 @@
 """Bad input ends in the right status, names its field, and disturbs nothing."""
 
+import gc
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -270,3 +271,40 @@ def test_bytes_that_are_no_request_are_refused_and_leave_no_traceback(
 def test_a_method_that_does_not_exist_stays_unimplemented(rig, channel):
     error = refused(channel.unary_unary("/specserve.v1.Generation/Guess"), b"")
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("path", "sends_stream"),
+    [
+        ("/grpc.health.v1.Health/Check", False),
+        ("/grpc.health.v1.Health/Watch", False),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", True),
+    ],
+)
+def test_standard_services_refuse_what_is_no_message_as_ours_do(
+    rig, channel, caplog, path, sends_stream
+):
+    if sends_stream:
+        calls = channel.stream_stream(path)(iter([MALFORMED["noise"]]), timeout=5)
+    else:
+        calls = channel.unary_stream(path)(MALFORMED["noise"], timeout=5)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(calls)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caplog.records == []
+
+
+def test_a_refusal_keeps_nothing_of_the_one_before(rig, channel):
+    """An exception that is raised again holds all frames that it has ever passed."""
+    method = channel.unary_unary("/specserve.v1.Control/GetLoad")
+    for _ in range(20):
+        refused(method, MALFORMED["noise"])
+    traced = [each for each in gc.get_objects() if isinstance(each, InvalidField)]
+    assert all(depth(each) < 10 for each in traced)
+
+
+def depth(error):
+    trace, count = error.__traceback__, 0
+    while trace is not None:
+        trace, count = trace.tb_next, count + 1
+    return count

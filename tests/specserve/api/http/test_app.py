@@ -1,7 +1,11 @@
 """Paths that generate nothing, and what is said where there is no path."""
 
+import gc
 import json
 import shutil
+import socket
+import struct
+from urllib.parse import urlsplit
 
 import pytest
 from openai import NotFoundError
@@ -9,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from specserve import __version__
+from specserve.api.http.limited_protocol import LimitedProtocol
 from specserve.api.http.server import HttpServer
 from specserve.errors import Unsupported
 from specserve.types import Load
@@ -139,6 +144,35 @@ def test_a_defect_is_told_by_number_alone(make_rig, monkeypatch, caplog):
     incident = answer.body["error"]["message"].split()[-1]
     assert incident in caplog.text
     assert "1234" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions"])
+def test_who_leaves_within_a_body_leaves_nothing_in_the_log(rig, ask, caplog, path):
+    place = urlsplit(rig.url)
+    with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{{"
+        connection.sendall(head.encode())
+    assert ask("GET", "/livez").status == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_connection_that_has_ended_is_let_go_of(rig, ask, resets):
+    place = urlsplit(rig.url)
+    for _ in range(5):
+        with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            if resets:  # SO_LINGER
+                at_once = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+    def num_open() -> int:
+        gc.collect()
+        return sum(isinstance(each, LimitedProtocol) for each in gc.get_objects())
+
+    # Long before the time that an idle connection may stay open.
+    rig.until(lambda: num_open() == 0)
 
 
 def test_a_port_in_use_is_named(rig):
