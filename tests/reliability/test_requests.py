@@ -16,6 +16,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.client import Client
 from tests.reliability.apis import GRPC, HTTP, Answer, Places, apis, ask, open_http, places_of
+from tests.reliability.loop import run
 from tests.reliability.measured import measured
 from tests.reliability.overload import FACTOR, overload, overloaded_service
 from tests.reliability.scale import is_long, scaled
@@ -63,7 +64,7 @@ async def hurried(api: str, places: Places, count: int) -> list[tuple[float, Ans
 @pytest.mark.parametrize("api", apis(HTTP))
 def test_a_deadline_ends_a_request_that_waits_or_runs_and_frees_it(crowded: Launched, api: str):
     places = places_of(crowded)
-    ended = asyncio.run(hurried(api, places, scaled(1000)))
+    ended = run(hurried(api, places, scaled(1000)))
     with Client(places.grpc) as client:
         round_s = client.load().round_s
     with measured(16, api) as found:
@@ -149,7 +150,7 @@ def test_who_does_not_read_holds_nobody_up(crowded: Launched, api: str):
     beside_readers, beside_sleepers = [], []
     for _ in range(scaled(20)):
         for others, gaps in ((reading, beside_readers), (unread, beside_sleepers)):
-            gaps += asyncio.run(gaps_beside(api, places, others(api, places, READERS)))
+            gaps += run(gaps_beside(api, places, others(api, places, READERS)))
             assert eventually(lambda: is_idle(places), 10)
     with measured(19, api) as found:
         found.note(requests=4 * scaled(20), failed=0)

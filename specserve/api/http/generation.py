@@ -61,7 +61,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
     async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
         reply = Reply(send)
         try:
-            self.service.hub.require_place()  # nothing is parsed or encoded for who finds none
+            self.service.require_place()  # nothing is parsed or encoded for who finds none
             body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
             if ignored:
                 reply = Reply(send, {WARNING: f"ignored: {', '.join(ignored)[:512]}"})
