@@ -127,7 +127,7 @@ async def unread(api: str, places: Places, num: int):
 async def gaps_beside(api: str, places: Places, others) -> list[float]:
     """Of keen readers, while `others` are there."""
     async with others:
-        keen = [ask(api, places, "def", **LONG | {"max_tokens": 150}) for _ in range(2)]
+        keen = [ask(api, places, "def", **LONG | {"max_tokens": 100}) for _ in range(2)]
         answers = await asyncio.gather(*keen)
     assert [answer.message for answer in answers if answer.error] == []
     return [gap for answer in answers for gap in answer.gaps_s]
@@ -148,12 +148,12 @@ async def reading(api: str, places: Places, num: int):
 def test_who_does_not_read_holds_nobody_up(crowded: Launched, api: str):
     places = places_of(crowded)
     beside_readers, beside_sleepers = [], []
-    for _ in range(scaled(20)):
+    for _ in range(scaled(10)):
         for others, gaps in ((reading, beside_readers), (unread, beside_sleepers)):
             gaps += run(gaps_beside(api, places, others(api, places, READERS)))
             assert eventually(lambda: is_idle(places), 10)
     with measured(19, api) as found:
-        found.note(requests=4 * scaled(20), failed=0)
+        found.note(requests=4 * scaled(10), failed=0)
         typical, beside = quantile(beside_readers, 0.99), quantile(beside_sleepers, 0.99)
         found.note(gap_p99_s=beside, gap_p99_beside_readers_s=typical)
         found.at_most(1.1, others_p99=beside / typical)
