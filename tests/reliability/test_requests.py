@@ -26,7 +26,8 @@ from tests.service.draft_watch import eventually
 from tests.service.launched import Launched
 
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
-MODEL = ("--target", "smollm2") if is_long() else ("--target", "tiny")
+# So few KV blocks that all have been written to before memory is looked at.
+MODEL = ("smollm2", "160MiB") if is_long() else ("tiny", "24MiB")
 RSS_GROWTH_MB = 32.0
 WAY_S = 0.02  # to and from a service, beside a client and a model on two cores
 
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[Launched]:
     """Few places and fewer rows, so that requests wait and are refused."""
-    service = overloaded_service(*MODEL)
+    service = overloaded_service("--target", MODEL[0], "--kv-memory", MODEL[1])
     try:
         yield service
     finally:
