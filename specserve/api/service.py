@@ -17,7 +17,7 @@ from specserve.api.metrics import Metrics
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Tracer
-from specserve.errors import Unavailable
+from specserve.errors import SpecserveError, Unavailable
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
@@ -101,6 +101,15 @@ class Service:
         ready = await asyncio.shield(self.hub.ready)  # others wait for it too
         self.tokenizer.limits = limits_of(ready)
         return ready
+
+    def require_place(self) -> None:
+        """Raise why a request of the caller would be refused whatever it is, and count it as that."""
+        try:
+            self.hub.require_place(caller.get())
+        except SpecserveError as error:
+            if self._name():
+                self.metrics.failed(error.code)
+            raise
 
     def session(self, call: GenerateCall) -> Session:
         """On the caller's behalf."""

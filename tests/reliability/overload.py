@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from tests.reliability.apis import GRPC, HTTP, Answer, ask, places_of
+from tests.reliability.loop import run
 from tests.reliability.measured import rss_mb
 from tests.reliability.streams import quantile
 from tests.service.chaos import end
@@ -68,7 +69,7 @@ def overloaded_service(*flags: str) -> Launched:
 
 def overload(api: str, service: Launched, *, seconds: float, max_tokens: int) -> Overload:
     """Peak for `seconds`, then ten times as much for as long."""
-    return asyncio.run(_Load(api, service, max_tokens).run(seconds))
+    return run(_Load(api, service, max_tokens).run(seconds))
 
 
 class _Load:

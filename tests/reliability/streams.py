@@ -15,6 +15,9 @@ import numpy as np
 
 from tests.exactness.workload import prompts
 from tests.reliability.apis import Answer, Places, ask
+from tests.reliability.loop import begin, run
+
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,14 @@ async def ask_all(
 
 def plainly(api: str, places: Places, requests: list[Seeded]) -> list[Answer]:
     """What a service without faults says; all of it has to be finished."""
-    answers = asyncio.run(ask_all(api, places, requests))
+    answers = run(ask_all(api, places, requests))
     assert [answer.message for answer in answers if answer.error] == []
     return answers
 
 
 @dataclass
 class Crowd:
-    """`size` clients in a thread of their own, from `with` to its end.
+    """`size` clients, from `with` to its end.
 
     `requests` are asked in turn; `plain` is what has to be said to each.
     """
@@ -79,14 +82,12 @@ class Crowd:
 
     def __enter__(self) -> "Crowd":
         self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self._thread.start()
+        self._ending = begin(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "a stream never ended"
+        self._ending.result(120)  # one that never ends raises
 
     async def _run(self) -> None:
         await asyncio.gather(*(self._client() for _ in range(self.size)))
@@ -97,8 +98,8 @@ class Crowd:
             request = self.requests[index % len(self.requests)]
             answer = await ask(self.api, self.places, request.prompt, **request.options)
             self.answers.append((index % len(self.requests), answer))
-            if answer.error:
-                await asyncio.sleep(0.05)
+            if answer.error:  # who is told when to come back does so then, or soon
+                await asyncio.sleep(min(answer.retry_after_s or 0.05, _PATIENCE_S))
 
     # --- what became of them -----------------------------------------------------------------
 

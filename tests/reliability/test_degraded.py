@@ -4,7 +4,6 @@ Row 8 of tests/reliability/rows.py. A drafter that cannot be this target's is re
 anything starts; what is left are files that changed since, and processes that die.
 """
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from specserve.client import Client
 from tests.reliability.apis import GRPC, HTTP, ask, places_of, probe
+from tests.reliability.loop import run
 from tests.reliability.measured import measured
 from tests.reliability.scale import is_long
 from tests.run_first import run_first
@@ -52,12 +52,12 @@ def test_a_service_starts_without_a_draft_that_does_not_come(
                 return line in answer.read().decode()
 
         assert eventually(is_told, 10)
-        assert asyncio.run(probe(places, "/readyz")) == (200, "degraded")
+        assert run(probe(places, "/readyz")) == (200, "degraded")
         with Client(places.grpc) as client:
             assert client.server_info().state == "degraded"
             assert client.spec_stats().drafts[0].state == state
         for api in (GRPC, HTTP):
-            answer = asyncio.run(ask(api, places, "import", max_tokens=8, ignore_eos=True))
+            answer = run(ask(api, places, "import", max_tokens=8, ignore_eos=True))
             with measured(8, api) as found:
                 found.note(requests=1, ready_s=ready_s)
                 found.none(failed=[answer.message] if answer.error else [])

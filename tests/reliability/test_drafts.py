@@ -168,22 +168,28 @@ def test_a_draft_that_stands_still_or_spins_is_given_up_within_its_deadline(
         found.at_most(10.0, recovery_s=quantile(back_s, 0.95))
 
 
-@pytest.mark.parametrize("api", apis(HTTP))
+@pytest.mark.parametrize("api", apis(GRPC))
 def test_a_slow_draft_is_kept_and_costs_little(attacked: Attacked, plain: list[Answer], api: str):
-    pid = attacked.draft()
+    """Plain decoding can be asked for over gRPC alone, so paces are compared there."""
+    pid, paces = attacked.draft(), {"before": 0.0, "during": 0.0, "plain": 0.0}
+    failed, wrong, num_requests, since_s = [], [], 0, time.monotonic()
     with measured(4, api) as found:
-        with crowd_of(api, attacked, plain) as crowd:
-            before = pause(2 * WINDOW_S)
-            since_s = time.monotonic()
-            os.kill(pid, faults.SLOW)
-            slowly = pause(3 * WINDOW_S)
-            is_kept = attacked.watch.seconds_until(False, since_s, timeout_s=0) is None
-            os.kill(pid, faults.SLOW)
-        with Crowd(GRPC, attacked.places, PLAIN, plain, size=STREAMS) as plainly_decoded:
-            alone = pause(3 * WINDOW_S)
-        judge(found, crowd)
+        for _ in range(3):  # by turns, for the machine has moods
+            with crowd_of(api, attacked, plain) as crowd:
+                before = pause(WINDOW_S / 2)
+                os.kill(pid, faults.SLOW)
+                slowly = pause(WINDOW_S)
+                os.kill(pid, faults.SLOW)
+            with Crowd(GRPC, attacked.places, PLAIN, plain, size=STREAMS) as alone:
+                plainly_decoded = pause(WINDOW_S)
+            paces["before"] += crowd.tokens_per_s(*before) / 3
+            paces["during"] += crowd.tokens_per_s(*slowly) / 3
+            paces["plain"] += alone.tokens_per_s(*plainly_decoded) / 3
+            failed, wrong = failed + crowd.failed, wrong + crowd.wrong
+            num_requests += len(crowd.answers)
+        is_kept = attacked.watch.seconds_until(False, since_s, timeout_s=0) is None
+        found.note(requests=num_requests, **paces)
+        found.none(failed=failed, wrong=wrong)
         found.none(teardowns=[] if is_kept and attacked.draft() == pid else [pid])
-        found.note(before=crowd.tokens_per_s(*before), during=crowd.tokens_per_s(*slowly))
-        found.note(plain=plainly_decoded.tokens_per_s(*alone))
-        share = crowd.tokens_per_s(*slowly) / max(1.0, plainly_decoded.tokens_per_s(*alone))
-        found.at_least(0.9, share_of_plain=share)
+        if api == GRPC:
+            found.at_least(0.9, share_of_plain=paces["during"] / max(1.0, paces["plain"]))

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specserve.api.grpc import SERVICES
 from tests.reliability import faults
 from tests.reliability.apis import GRPC, HTTP, Answer, Places, ask, places_of, probe
+from tests.reliability.loop import begin, run
 from tests.reliability.measured import measured
 from tests.reliability.scale import scaled
 from tests.reliability.streams import ask_all, seeded
@@ -38,15 +39,14 @@ class Probes:
         self._places = places
         self.seen: dict[str, list[tuple[float, bool]]] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> "Probes":
-        self._thread.start()
+        self._ending = begin(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._ending.result(30)
 
     async def _run(self) -> None:
         async with grpc.aio.insecure_channel(self._places.grpc) as channel:
@@ -81,15 +81,13 @@ def test_probes_fail_while_the_engine_stands_still_and_recover(
     try:
         places = places_of(service)
         (target,) = service.children("target_node")
-        answers: list[Answer] = []
-        streaming = threading.Thread(target=lambda: answers.extend(asyncio.run(streams_of(places))))
         with Probes(places) as probes:
-            streaming.start()
+            streaming = begin(streams_of(places))
             time.sleep(0.5)
             wedged_s = time.monotonic()
             os.kill(target, faults.WEDGED)
             time.sleep(WEDGED_S + 1.0)
-            streaming.join(60)
+            answers = streaming.result(60)
     finally:
         end(service)
     for api, names in ((HTTP, ("/livez", "/readyz")), (GRPC, ("health ''",))):
@@ -138,7 +136,7 @@ def test_every_rank_computes_the_same_in_every_round(
     run_first(monkeypatch, tmp_path, modules, f"FOLDER = {str(tmp_path)!r}\n{HASHED.strip()}")
     flags = ("--topology", "2+0", "--speculation", "sync", "--drafter", "ngram")
     address = start_service(*flags)
-    answers = asyncio.run(ask_all(GRPC, Places(address, ""), seeded(scaled(300))))
+    answers = run(ask_all(GRPC, Places(address, ""), seeded(scaled(300))))
     assert [each.message for each in answers if each.error] == []
     first, second = ((tmp_path / f"rank{rank}").read_text().split() for rank in (0, 1))
     with measured(29, GRPC) as found:

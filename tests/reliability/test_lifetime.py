@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specserve.api.grpc import SERVICES
 from tests.reliability.apis import GRPC, HTTP, Answer, ask, places_of, probe
+from tests.reliability.loop import run
 from tests.reliability.measured import measured
 from tests.reliability.scale import is_long
 from tests.service.draft_watch import eventually
@@ -111,7 +112,7 @@ def test_whoever_is_killed_leaves_no_process_and_no_port(launch):  # noqa: F811
     again = launch(*PAIR, *ports)  # the same ports
     places = places_of(again)
     again_s = time.monotonic() - begin_s
-    answers = asyncio.run(asked_once(places))
+    answers = run(asked_once(places))
     assert [(each.error, each.finish_reason) for each in answers] == [("", "length")] * 2
     for api in (GRPC, HTTP):
         with measured(12, api) as found:
@@ -152,7 +153,7 @@ def test_a_drain_is_announced_then_refuses_and_finishes_what_runs(launch):  # no
     streams = Streams(service, num=8, max_tokens=400)
     stopped_s = time.monotonic()
     stop = lambda: service.process.send_signal(signal.SIGTERM)  # noqa: E731
-    turned, late = asyncio.run(watch_drain(places_of(service), stop))
+    turned, late = run(watch_drain(places_of(service), stop))
     assert service.exit_code(GRACE_S + 20) == 0, service.output
     exit_s = time.monotonic() - stopped_s
     for place, api in enumerate((GRPC, HTTP)):

@@ -3,13 +3,13 @@
 Row 18 of tests/reliability/rows.py.
 """
 
-import asyncio
 import time
 
 import pytest
 
 from specserve.client import Client
 from tests.reliability.apis import GRPC, HTTP, Places, apis, ask, places_of
+from tests.reliability.loop import run
 from tests.reliability.measured import measured
 from tests.reliability.scale import scaled
 from tests.reliability.streams import ask_all, plainly, seeded
@@ -31,10 +31,10 @@ def test_nine_blocks_give_the_same_texts_by_giving_way(service: str, api: str):
         with Client(places.grpc) as client:
             assert client.load().num_blocks == 9
             begin_s = time.monotonic()
-            answers = asyncio.run(ask_all(api, places, SMALL, concurrency=12))
+            answers = run(ask_all(api, places, SMALL, concurrency=12))
             took_s = time.monotonic() - begin_s
             num_preemptions = client.load().num_preemptions
-        too_long = asyncio.run(ask(api, places, "word " * 200, max_tokens=8))
+        too_long = run(ask(api, places, "word " * 200, max_tokens=8))
     finally:
         end(small)
     with measured(18, api) as found:

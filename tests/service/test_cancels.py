@@ -13,6 +13,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.client import AsyncClient, Client
 from tests.reliability.apis import GRPC, HTTP, Places, ask, places_of
+from tests.reliability.loop import run
 from tests.reliability.measured import measured
 from tests.reliability.scale import scaled
 from tests.service.chaos import end
@@ -91,8 +92,8 @@ def test_random_cancels_and_disconnects_leak_nothing():
     service = Launched(*pair, "--oversubscribe", "--set", "speculation.miss_policy=skip")
     try:
         places = places_of(service)
-        answered = asyncio.run(_abandon(places))
-        load = asyncio.run(_idle_load(places.grpc))
+        answered = run(_abandon(places))
+        load = run(_idle_load(places.grpc))
         with Client(places.grpc) as client:
             before = client.spec_stats().num_hits
             client.generate("1, 2, 1, 2,", max_tokens=200, temperature=0, ignore_eos=True)

@@ -18,6 +18,7 @@ import pytest
 
 from specserve.client import Client
 from tests.reliability.apis import GRPC, HTTP, Answer, ask, places_of
+from tests.reliability.loop import begin
 from tests.reliability.measured import measured
 from tests.reliability.scale import is_long
 from tests.service.launched import Launched
@@ -45,18 +46,16 @@ class Streams:
     """So many long streams over each API, all of which have begun."""
 
     def __init__(self, service: Launched, num: int = 1, max_tokens: int = 1900) -> None:
-        self.answers: dict[str, list[Answer]] = {}
         self._places = places_of(service)
         self._wanted, self._begun = 2 * num, threading.Semaphore(0)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(num, max_tokens)))
-        self._thread.start()
+        self._ending = begin(self._run(num, max_tokens))
         for _ in range(self._wanted):
             assert self._begun.acquire(timeout=60)
 
-    async def _run(self, num: int, max_tokens: int) -> None:
+    async def _run(self, num: int, max_tokens: int) -> dict[str, list[Answer]]:
         apis = [GRPC, HTTP] * num
         found = await asyncio.gather(*(self._stream(api, max_tokens) for api in apis))
-        self.answers = {GRPC: found[::2], HTTP: found[1::2]}
+        return {GRPC: found[::2], HTTP: found[1::2]}
 
     async def _stream(self, api: str, max_tokens: int) -> Answer:
         def begun(answer: Answer) -> bool:
@@ -69,9 +68,7 @@ class Streams:
 
     def ends(self, timeout_s: float = 60) -> dict[str, list[Answer]]:
         """How each of them ended, by API."""
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), "a stream never ended"
-        return self.answers
+        return self._ending.result(timeout_s)
 
 
 def assert_told(streams: Streams, text: str = "") -> None:

@@ -25,7 +25,6 @@ from specserve.api.http.forms import ChatForm, CompletionForm, Form
 from specserve.api.http.merged import merged
 from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
-from specserve.api.keys import caller
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
 from specserve.errors import InvalidField
@@ -64,8 +63,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
     async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
         reply = Reply(send)
         try:
-            # Nothing is parsed or encoded for who finds none.
-            self.service.hub.require_place(caller.get())
+            self.service.require_place()  # nothing is parsed or encoded for who finds none
             body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
             if ignored:
                 names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more

@@ -32,6 +32,8 @@ def test_a_full_service_refuses_before_it_reads_or_encodes_anything(make_rig, mo
     assert [answer.status for answer in answers] == [429] * 3
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
     assert "the limit" in answers[0].body["error"]["message"]
+    counted = 'specserve:request_failure_total{code="RESOURCE_EXHAUSTED",model_name="scripted"} 3.0'
+    assert counted in send(rig.url, "GET", "/metrics").body.decode()
 
 
 def test_a_deadline_has_a_status_before_and_an_event_within_an_answer(endless):
