@@ -104,7 +104,7 @@ class Bench:
         version = version_in(venv, client.package)
         if version is None:
             self.absent.append(client.name)
-            console.print(f"{client.name}: not installed; pip install {client.install}")
+            console.print(f"{client.name}: not installed; {client.install}")
             return
         runs = [run(client, command, venv) for command in client.commands(setting)]
         works = is_success(client, runs)
@@ -115,7 +115,7 @@ class Bench:
             self._machine.line,
             f"service: specserve launch --target {self._arguments.target} {self._arguments.flags}",
             f"again: python -m {_NAME} --only {client.name} --venv {client.name}=VENV",
-            f"VENV: pip install {client.install}",
+            f"VENV: {client.install}",
         ]
         names = {
             str(setting.tokenizer): "TOKENIZER",

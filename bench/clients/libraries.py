@@ -26,7 +26,7 @@ def _reflection(setting: Setting) -> list[Command]:
 OPENAI = KnownClient(
     name="openai",
     package="openai",
-    install="openai",
+    install="pip install openai",
     commands=_openai,
     expects="refused",  # the last thing that it does
 )
@@ -34,7 +34,7 @@ OPENAI = KnownClient(
 REFLECTION = KnownClient(
     name="reflection",
     package="grpc_requests",
-    install="grpc_requests",
+    install="pip install grpc_requests",
     commands=_reflection,
     expects="num_generated_tokens",
 )

