@@ -225,7 +225,7 @@ def test_no_tenant_finds_what_another_has_cached(exposed):
     ):
         alices = salt_of(Tenant("name:alice", "", is_admin=False), "")
         for index in range(count):
-            known, new = ([rng.randrange(300) for _ in range(320)] for _ in range(2))
+            known, new = ([rng.randrange(300) for _ in range(480)] for _ in range(2))
             salt = ("", "x", alices)[index % 3]  # what both say, or what stands for Alice
             cached_and_seconds(alice, known, "x" if salt == "x" else "")
             asked_for = [(known, of_known), (new, of_new)]
@@ -234,12 +234,12 @@ def test_no_tenant_finds_what_another_has_cached(exposed):
                 hits += num_cached > 0
                 seconds.append(took_s)
             num_cached, took_s = cached_and_seconds(alice, known, "x" if salt == "x" else "")
-            assert num_cached >= 288  # so there was something to be found
+            assert num_cached >= 448  # so there was something to be found
             own.append(took_s)
     apart, control = separation(of_new, of_known), separation(of_new, own)
     keep(28, "gRPC", requests=2 * count, hits=hits, auc=round(apart, 3), auc_own=round(control, 3))
     assert hits == 0
-    assert control > 0.9  # one's own prompts are told from others by time
+    assert control > 0.7  # one's own prompts are told from others by time
     spread = math.sqrt((2 * count + 1) / (12 * count * count))  # of guesses
     assert abs(apart - 0.5) < 5 * spread
 

@@ -36,20 +36,22 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def answer_on(connection: socket.socket) -> bytes:
-    """One whole answer; b"" where the other side ends the connection without one.
+def answer_on(connection: socket.socket, begun: bytes = b"") -> bytes:
+    """One whole answer, which has `begun`; b"" where the connection ends without one.
 
     Of what has no length all that comes, and so of what ends the connection.
     """
-    answer = b""
-    while part := _part(connection):
+    answer = begun
+    while not _is_whole(answer) and (part := _part(connection)):
         answer += part
-        found, ends, content = answer.partition(b"\r\n\r\n")
-        lines = found.lower().split(b"\r\n")
-        lengths = [int(line[16:]) for line in lines if line.startswith(b"content-length: ")]
-        if ends and lengths and len(content) >= lengths[0]:
-            break
     return answer
+
+
+def _is_whole(answer: bytes) -> bool:
+    found, ends, content = answer.partition(b"\r\n\r\n")
+    lines = found.lower().split(b"\r\n")
+    lengths = [int(line[16:]) for line in lines if line.startswith(b"content-length: ")]
+    return bool(ends and lengths and len(content) >= lengths[0])
 
 
 def _part(connection: socket.socket) -> bytes:
@@ -85,7 +87,7 @@ def sent_until_refused(place: socket.socket, piece: bytes, limit: int) -> tuple[
         try:
             if answer := place.recv(65_536):
                 place.settimeout(20)
-                return num_sent, answer + received(place)
+                return num_sent, answer_on(place, answer)
         except BlockingIOError:
             pass
         except ConnectionResetError:
@@ -98,4 +100,4 @@ def sent_until_refused(place: socket.socket, piece: bytes, limit: int) -> tuple[
         except (BrokenPipeError, ConnectionResetError):
             break
     place.settimeout(20)
-    return num_sent, received(place)
+    return num_sent, answer_on(place)
