@@ -103,7 +103,7 @@ class Service:
         return ready
 
     def require_place(self) -> None:
-        """Raise why a request of the caller would be refused whatever it is, and count it as that."""
+        """Raise why a request of the caller would be refused, whatever it is, and count it."""
         try:
             self.hub.require_place(caller.get())
         except SpecserveError as error:

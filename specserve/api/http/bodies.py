@@ -17,7 +17,6 @@ _WITHOUT_MEANING = frozenset({"user", "metadata", "store", "service_tier", "safe
 # Values that say what happens anyway, of fields that are not served; clients write them out.
 _AS_IT_IS: dict[str, Any] = {
     "best_of": 1,
-    "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
     "use_beam_search": False,

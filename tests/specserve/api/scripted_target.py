@@ -53,7 +53,9 @@ class _Row:
         self, request: Request, index: int, token_ids: Sequence[int], eos_token_id: int
     ) -> None:
         self.request, self.index = request, index
-        self.ends = {eos_token_id, *request.sampling.stop_token_ids}
+        self.ends = {*request.sampling.stop_token_ids}
+        if not request.sampling.ignore_eos:
+            self.ends.add(eos_token_id)
         stops = [place for place, token_id in enumerate(token_ids, 1) if token_id in self.ends]
         self.left = list(token_ids[: stops[0]] if stops else token_ids)
         self.done = False

@@ -71,11 +71,11 @@ def test_an_unknown_null_is_no_reason_for_a_warning():
 
 
 def test_a_field_that_is_not_served_may_say_what_happens_anyway():
-    same = {"best_of": 1, "skip_special_tokens": True, "length_penalty": 1.0, "prompt": "a"}
+    same = {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "prompt": "a"}
     _, unknown = read_body(json.dumps(same).encode(), CompletionBody, is_lenient=True)
     assert unknown == []
     assert chat_of(messages=[USER], tool_choice="none", modalities=["text"]).messages
-    for other in ({"best_of": 2}, {"skip_special_tokens": False}, {"length_penalty": "1"}):
+    for other in ({"best_of": 2}, {"use_beam_search": True}, {"length_penalty": "1"}):
         with pytest.raises(InvalidField, match="is not served by this path"):
             read_body(
                 json.dumps({"prompt": "a"} | other).encode(), CompletionBody, is_lenient=False
