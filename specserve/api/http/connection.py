@@ -19,6 +19,9 @@ _EVENTS = {
 }
 BODY_S = 60.0  # for a whole body
 _LINGER_S = 1.0  # that bodies are thrown away for, behind an answer that they were not needed for
+# Bodies are kept in pieces of this size at least, however small those are that come. A single one
+# that grows to megabytes is moved time and again, and leaves the heap in shreds.
+_PIECE_BYTES = 64 * 1024
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -42,16 +45,22 @@ async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
-    content = bytearray()  # however small the pieces are
+    pieces: list[bytes] = []
+    size, last = 0, bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
-        content += message.get("body", b"")
-        if len(content) > limit:
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limit:
             raise Refused(too_large(limit))
+        last += part
         if not message.get("more_body", False):
-            return bytes(content)
+            return b"".join([*pieces, last])
+        if len(last) >= _PIECE_BYTES:
+            pieces.append(bytes(last))
+            last.clear()
 
 
 async def refuse_unread(refusal: Refusal, receive: Receive, send: Send) -> None:
