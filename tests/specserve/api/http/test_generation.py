@@ -65,7 +65,7 @@ def test_special_tokens_are_in_the_text_where_that_is_wanted(ask, rig, streams):
         answer = ask("POST", "/v1/completions", body)
         chunks = events_of(answer.body)[:-1] if streams else [answer.body]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
-    answer = ask("POST", "/v1/completions", {"prompt": "fox", **wish, "stop": ["eos> S"]})
+    answer = ask("POST", "/v1/completions", {**body, "stream": False, "stop": ["eos> S"]})
     assert answer.body["choices"][0]["text"] == "fox<"
 
 
