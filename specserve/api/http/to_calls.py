@@ -13,7 +13,7 @@ from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptio
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.errors import InvalidField, Unsupported
 from specserve.types import SamplingParams
-from specserve.validation import Limits, check_num_entries, validate_sampling
+from specserve.validation import Limits, check_num_entries
 
 MAX_PROMPTS = 256  # of one body
 _USUAL_MAX_TOKENS = 16  # of a completion; chats go on until the model ends them
@@ -125,7 +125,7 @@ def _sampling(
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"
-    sampling = msgspec.structs.replace(
+    return msgspec.structs.replace(
         defaults,
         max_tokens=usual_max_tokens if body.max_tokens is None else body.max_tokens,
         stop=_stops(body.stop),
@@ -134,8 +134,6 @@ def _sampling(
         ignore_eos=body.ignore_eos,
         **given,
     )
-    validate_sampling(sampling, limits)  # before there is a place for each of `n` samples
-    return sampling
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
