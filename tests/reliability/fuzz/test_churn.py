@@ -40,17 +40,19 @@ def _open_and_cancel(attacked: Attacked, num_streams: int) -> int:
     """On one connection, without waiting for anything; how many the server took."""
     message = pb.GenerateRequest(text="def", sampling=pb.SamplingParams(max_tokens=200))
     host, _, port = attacked.address.rpartition(":")
+    number = 0
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(PREFACE + http2_frame(SETTINGS, 0, 0, b""))
         try:
-            for stream in range(1, 2 * num_streams, 2):
+            for number in range(num_streams):
+                stream = 2 * number + 1
                 frames = call_frames(
                     "/specserve.v1.Generation/Generate", message.SerializeToString(), stream
                 )
                 frames.append(http2_frame(RST, 0, stream, _CANCEL))
                 connection.sendall(b"".join(frames))
         except ConnectionError:  # the server has had enough, which it may
-            return stream // 2
+            return number
     return num_streams
 
 
