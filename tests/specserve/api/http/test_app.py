@@ -129,7 +129,7 @@ def test_a_connection_that_has_ended_is_let_go_of(rig, ask, resets):
 
     def num_open() -> int:
         gc.collect()
-        return sum(isinstance(each, ForgettingProtocol) for each in gc.get_objects())
+        return sum(type(each) is ForgettingProtocol for each in gc.get_objects())
 
     # Long before the time that an idle connection may stay open.
     rig.until(lambda: num_open() == 0)
