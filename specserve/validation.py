@@ -90,14 +90,9 @@ def check_num_entries(field: str, values: Sized) -> None:
         raise InvalidField(field, f"has {len(values)} entries; the limit is {highest}")
 
 
-def check_num_samples(n: int, limits: Limits) -> None:
-    """Raise `InvalidField` for more samples than there may be: for who makes a place for each."""
-    _check_int("n", n, 1, limits.max_samples)
-
-
 def validate_sampling(params: SamplingParams, limits: Limits) -> None:
     """Raise `InvalidField` at the first parameter out of range; needs no prompt yet."""
-    check_num_samples(params.n, limits)
+    _check_int("n", params.n, 1, limits.max_samples)
     _check_int("max_tokens", params.max_tokens, 1, None)
     _check_int("min_tokens", params.min_tokens, 0, params.max_tokens, " (max_tokens)")
     if params.logprobs is not None:

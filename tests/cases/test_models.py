@@ -80,7 +80,8 @@ def test_rows_that_pad_the_vocabulary_are_refused_in_requests(api: str, llama: S
     """The tail of case 17."""
     padded = NUM_TOKENS + PADDING - 1
     problem = f"token id {padded} is not in the vocabulary of {NUM_TOKENS} tokens"
-    assert refusal(api, llama, [9, padded]) == f"token_ids: {problem}"
+    field = "token_ids" if api == GRPC else "prompt"
+    assert refusal(api, llama, [9, padded]) == f"{field}: {problem}"
     assert refusal(api, llama, [9], stop_token_ids=[padded]) == f"stop_token_ids: {problem}"
     assert refusal(api, llama, [9], logit_bias={padded: 1.0}) == f"logit_bias: {problem}"
     assert_healthy(llama)

@@ -28,6 +28,7 @@ from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_i
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
 from specserve.errors import InvalidField
+from specserve.validation import MAX_SAMPLES
 
 WARNING = "x-specserve-warning"
 
@@ -86,7 +87,9 @@ class GenerationEndpoint(ABC, Generic[Body]):
             asked = asked._replace(calls=_within_traces(asked.calls, scope))
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
         ready = self.service.ready
-        gathered = Gathered(len(asked.calls), asked.calls[0].sampling.n, ready.eos_token_ids)
+        # No place is made for samples that the session will refuse.
+        num_samples = min(asked.calls[0].sampling.n, MAX_SAMPLES)
+        gathered = Gathered(len(asked.calls), num_samples, ready.eos_token_ids)
         options = self.streams(body)
         if options is not None and asked.has_prompt_logprobs:
             problem = "come with whole answers; leave stream out"

@@ -19,7 +19,6 @@ from specserve.types import SamplingParams
 from specserve.validation import (
     Limits,
     check_num_entries,
-    check_num_samples,
     check_token_ids,
 )
 
@@ -151,7 +150,6 @@ def _sampling(
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # an old spelling of "off"
-    check_num_samples(given.get("n", defaults.n), limits)
     return msgspec.structs.replace(
         defaults,
         max_tokens=usual_max_tokens if body.max_tokens is None else body.max_tokens,

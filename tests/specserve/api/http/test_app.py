@@ -169,7 +169,7 @@ def test_a_connection_that_has_ended_is_let_go_of(rig, ask, resets):
 
     def num_open() -> int:
         gc.collect()
-        return sum(isinstance(each, LimitedProtocol) for each in gc.get_objects())
+        return sum(type(each) is LimitedProtocol for each in gc.get_objects())
 
     # Long before the time that an idle connection may stay open.
     rig.until(lambda: num_open() == 0)
