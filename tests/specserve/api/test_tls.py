@@ -144,6 +144,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_take_keys_and_certificates(command, tmp_path, monkeypatch, name):
     words = (*COMMANDS[name], "--tls-ca", AUTHORITY)

@@ -73,6 +73,7 @@ def test_a_body_of_a_gigabyte_is_refused_unread(rig, path):
     assert told(answer)["param"] == "body"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_a_client_that_sends_it_anyway_hears_so(rig, path):
     declared = head(path, "POST", ["Host: h", f"Content-Length: {10**9}"])
@@ -83,6 +84,7 @@ def test_a_client_that_sends_it_anyway_hears_so(rig, path):
     assert num_sent < MAX_MESSAGE_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_without_a_length_is_read_to_its_limit(rig, path):
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
@@ -93,6 +95,7 @@ def test_a_body_without_a_length_is_read_to_its_limit(rig, path):
     assert num_sent < 3 * MAX_MESSAGE_BYTES  # what was under way
 
 
+@pytest.mark.slow
 def test_a_million_tiny_chunks_are_one_body(rig):
     body = json.dumps({"prompt": "fox", "max_tokens": 2}).encode()
     body += b" " * (1_000_000 - len(body))
