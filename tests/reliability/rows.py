@@ -20,6 +20,15 @@ _LINKS = "tests/target_node/speculation/test_draft_links.py::"
 _ENDINGS = "tests/specserve/api/test_endings.py::"
 _HTTP = "tests/specserve/api/http/test_overload.py::"
 _NODE = "tests/target_node/test_node.py::"
+_LIES = "tests/reliability/fuzz/test_draft_lies.py::"
+_BOMBS = "tests/reliability/fuzz/test_bombs.py::"
+_CHURN = "tests/reliability/fuzz/test_churn.py::"
+_FRAMES = "tests/reliability/fuzz/test_fuzz.py::"
+_SALTS = "tests/reliability/fuzz/test_salts.py::"
+_EXPOSURE = "tests/service/test_exposure.py::"
+_LIMITS = "tests/specserve/api/http/test_limits.py::"
+_KEYS = "tests/specserve/api/http/test_keys.py::"
+_GRPC_KEYS = "tests/specserve/api/test_grpc_keys.py::"
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,21 @@ ROWS = [
         "a draft process sends garbage",
         "dropped and counted, plain decoding meanwhile",
         "0 crashes, 0 wrong, all refused",
+        (
+            _LIES + "test_a_lie_is_dropped_and_counted_and_the_next_reply_arrives",
+            _LIES + "test_lies_into_a_running_ring_change_no_answer",
+            _PAIRS + "test_equal_while_drafts_are_killed_stopped_and_lied_to",
+        ),
     ),
     Row(
         6,
         "frames of a link are stale, repeated, early or of another epoch",
         "dropped",
         "0 accepted",
+        (
+            _LIES + "test_a_lie_is_dropped_and_counted_and_the_next_reply_arrives",
+            _LIES + "test_lies_into_a_running_ring_change_no_answer",
+        ),
     ),
     Row(
         7,
@@ -248,20 +266,90 @@ ROWS = [
         "parameters beyond all bounds",
         "400 before the engine hears of them",
         "within 100 ms; the loop is held up by 50 ms at most",
+        (_BOMBS + "test_a_parameter_bomb_is_refused_at_once",),
     ),
     Row(
         21,
         "bodies, headers, nesting, messages and cancels without end",
         "413, 431, 400, RESOURCE_EXHAUSTED",
         "memory grows by 50 MB at most",
+        (
+            _EXPOSURE + "test_what_is_too_large_takes_no_memory",
+            _CHURN + "test_streams_that_are_cancelled_at_once_leave_nothing",
+            _CHURN + "test_a_body_in_a_million_pieces_is_a_body",
+            _LIMITS + "test_a_head_is_read_to_its_limit",
+            _LIMITS + "test_a_body_of_a_gigabyte_is_refused_unread",
+            _LIMITS + "test_deep_json_is_refused",
+        ),
     ),
-    Row(22, "a prompt of 10 MB", "encoded beside the loop, bounded", "/livez within 50 ms (99 %)"),
-    Row(23, "100,000 random frames at each port", "no crash", "0 crashes"),
-    Row(24, "pickles and code", "never executed", "0 executed"),
-    Row(25, "ports and sockets", "only the API's, the folder private", "0 others"),
-    Row(26, "missing or odd keys", "401 on every path but probes", "0 let in"),
-    Row(27, "hostile checkpoints", "refused", "0 executed, memory bounded"),
-    Row(28, "another tenant's cache", "never reused", "0 hits; times tell nothing"),
+    Row(
+        22,
+        "a prompt of 10 MB",
+        "encoded beside the loop, bounded",
+        "/livez within 50 ms (99 %)",
+        (_BOMBS + "test_a_text_of_ten_megabytes_is_refused_and_nobody_waits",),
+    ),
+    Row(
+        23,
+        "100,000 mutated frames at each port and socket",
+        "no crash, no leak, no other text",
+        "0 crashes; memory flat to 2 %",
+        (
+            _FRAMES + "test_mutated_frames_on_every_port_hurt_nobody",
+            _FRAMES + "test_lies_that_are_soundly_sealed_end_no_process",
+        ),
+    ),
+    Row(
+        24,
+        "pickles and code",
+        "never executed",
+        "0 executed",
+        (_EXPOSURE + "test_nothing_that_is_sent_is_executed",),
+    ),
+    Row(
+        25,
+        "ports and sockets",
+        "only the API's, the folder private",
+        "0 others",
+        (
+            _EXPOSURE + "test_only_the_api_can_be_reached_from_elsewhere",
+            _EXPOSURE + "test_its_own_sockets_are_in_a_folder_of_its_own",
+        ),
+    ),
+    Row(
+        26,
+        "missing or odd keys",
+        "401 and UNAUTHENTICATED on every path but probes and the empty page",
+        "0 let in",
+        (
+            _KEYS + "test_no_path_answers_without_a_key",
+            _KEYS + "test_no_request_hides_in_the_body_of_another",
+            _GRPC_KEYS + "test_no_method_answers_without_a_key",
+            _GRPC_KEYS + "test_no_path_in_disguise_answers_without_a_key",
+            _EXPOSURE + "test_both_apis_serve_who_has_a_key_and_nobody_else",
+        ),
+    ),
+    Row(
+        27,
+        "hostile checkpoints",
+        "refused",
+        "0 executed, memory bounded",
+        (
+            "tests/reliability/checkpoints/test_hostile_checkpoints.py::"
+            "test_a_hostile_checkpoint_is_refused_in_one_line",
+        ),
+    ),
+    Row(
+        28,
+        "another tenant's cache",
+        "never reused",
+        "0 hits; times tell nothing",
+        (
+            _SALTS + "test_prefixes_of_different_salts_are_never_shared",
+            _SALTS + "test_time_does_not_tell_whether_another_salt_has_asked_before",
+            _EXPOSURE + "test_no_tenant_finds_what_another_has_cached",
+        ),
+    ),
     Row(
         29,
         "ranks of the target disagree",
