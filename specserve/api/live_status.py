@@ -161,8 +161,8 @@ def _process(
     elif place.role == "target":
         state, is_well = _target_state(service, load)
     else:
-        is_well = any(each.is_attached for each in load.drafts[place.rank : place.rank + 1])
-        state = "attached" if is_well else "not attached"
+        found = load.drafts[place.rank : place.rank + 1]  # empty before the target's first report
+        state, is_well = (found[0].state, found[0].is_attached) if found else ("away", False)
     return ProcessStatus(
         name=_NAMES[place.role].format(place.rank),
         role=place.role,

@@ -20,7 +20,7 @@ BUSY = Load(
     speculation_regime="async",
     num_draft_processes=1,
     num_drafts_attached=1,
-    drafts=[DraftReport(is_attached=True, bytes_sent=10, bytes_received=20)],
+    drafts=[DraftReport(is_attached=True, bytes_sent=10, bytes_received=20, state="attached")],
     calibration=[PositionCalibration(10, 6, 7.0, 0.1), PositionCalibration(0, 0, 0.0, 0.0)],
 )
 
@@ -118,9 +118,9 @@ def test_a_draft_is_attached_or_away_and_the_supervisor_says_why(make_rig):
     assert draft(rig)["pid"] == 4711
     away = {"num_drafts_attached": 0, "drafts": [DraftReport(is_attached=False)]}
     report(rig, msgspec.structs.replace(grown(2), **away))
-    assert (draft(rig)["state"], draft(rig)["is_well"]) == ("not attached", False)
+    assert (draft(rig)["state"], draft(rig)["is_well"]) == ("away", False)
     assert status(rig)["state"] == "degraded"
-    assert status(rig)["reason"] == "draft process 0 is not attached"
+    assert status(rig)["reason"] == "draft process 0 is away"
     told = "was killed by SIGKILL; starting it again in 0.25 s"
     roster.tell([child("draft", "draft process 0", state="ended", pid=0, detail=told)])
     assert (draft(rig)["state"], draft(rig)["pid"]) == ("ended", None)
