@@ -17,6 +17,7 @@ from specserve.errors import InvalidField
 
 PUBLIC = "public"  # certificate authorities: those that gRPC comes with
 _CONNECT_TIMEOUT_S = 10.0
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -58,10 +59,13 @@ class Access(msgspec.Struct, frozen=True):
         if self.tls_ca == PUBLIC:
             return grpc.ssl_channel_credentials()
         try:
-            return grpc.ssl_channel_credentials(Path(self.tls_ca).read_bytes())
+            content = Path(self.tls_ca).read_bytes()
         except OSError as error:
             problem = f"cannot read {self.tls_ca}: {error.strerror}"
             raise InvalidField("tls_ca", problem) from error
+        if _CERTIFICATE not in content:  # gRPC would say so in its own log, and try on
+            raise InvalidField("tls_ca", f"{self.tls_ca} has no certificate; it must be a PEM file")
+        return grpc.ssl_channel_credentials(content)
 
 
 class KeyedChannel(Generic[_ChannelT]):

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 ADMIN = "admin"  # the name of keys that may drain and profile
 _SETTING = "server.api_key_file"
 _SCHEME = b"bearer "
+_MISSING = (
+    "api key: is missing; send the header Authorization: Bearer KEY "
+    "(our commands: --api-key-file FILE)"
+)
 _LOOK_S = 1.0  # a changed file is noticed so late at most
 
 
@@ -59,7 +63,7 @@ class Keys:
         Takes equally long whichever key it is, and however much of one is right.
         """
         if authorization is None:
-            raise Unauthenticated("api key: is missing; send the header Authorization: Bearer KEY")
+            raise Unauthenticated(_MISSING)
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise Unauthenticated("api key: the header has to be Authorization: Bearer KEY")
         self._refresh()

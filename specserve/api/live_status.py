@@ -127,6 +127,8 @@ def _reason(service: Service, processes: Sequence[ProcessStatus]) -> str:
     if state == "target lost":
         return service.hub.lost_detail
     if state == "draining":
+        if not service.hub.draining.is_set():
+            return "new requests are still taken, for server.drain_notice_s, and then refused"
         return "new requests are refused; those that run are finished"
     if state == "loading":
         return "the target is not ready yet"

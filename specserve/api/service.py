@@ -129,7 +129,9 @@ class Service:
         self.is_leaving = True
         for announce in self.before_drain:
             await announce()
-        await asyncio.sleep(self.config.server.drain_notice_s)
+        if (notice_s := self.config.server.drain_notice_s) > 0:
+            log.info("unready: new requests are taken for %g s more (--drain-notice-s)", notice_s)
+            await asyncio.sleep(notice_s)
         self.hub.begin_drain()
         log.info("draining: %d requests run, for %g s at most", self.hub.num_in_flight, timeout_s)
         telling = asyncio.create_task(self._tell_drain(), name="drain")
@@ -137,7 +139,8 @@ class Service:
             async with asyncio.timeout(timeout_s):
                 await self.hub.idle()
         except TimeoutError:
-            log.warning("drained: %d requests still run", self.hub.num_in_flight)
+            num_cut = self.hub.num_in_flight
+            log.warning("out of time: %d requests are cut (--drain-timeout-s)", num_cut)
         else:
             log.info("drained: no request runs")
         finally:

@@ -48,8 +48,9 @@ def running_service(arguments: argparse.Namespace) -> "Access":
     if not is_reachable(access):
         with_tls = " with TLS (--tls-ca)" if arguments.tls_ca is not None else ""
         raise Unavailable(
-            f"--connect: no service answers at {access.address}{with_tls}; correct the address, "
-            "or start one with: specserve launch"
+            f"--connect: no service answers at {access.address}{with_tls}; start one with: "
+            "specserve launch, or correct the address: that of gRPC, which launch prints last, "
+            "and with --tls-ca where it has TLS"
         )
     return access
 

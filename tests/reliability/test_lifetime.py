@@ -178,7 +178,7 @@ def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error(launch):  # no
     assert service.exit_code(60) == 0
     exit_s = time.monotonic() - stopped_s
     assert_told(streams)
-    assert "drained: 2 requests still run" in service.output
+    assert "out of time: 2 requests are cut" in service.output
     keep_end(14, streams, stopped_s, 1.0 + 5.0, exit_after_its_grace_s=exit_s)
 
 

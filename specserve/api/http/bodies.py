@@ -22,6 +22,8 @@ _AS_IT_IS: dict[str, Any] = {
     "use_beam_search": False,
     "length_penalty": 1,
     "tool_choice": "none",
+    "tools": [],
+    "parallel_tool_calls": True,
     "modalities": ["text"],
 }
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
@@ -208,7 +210,7 @@ def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:
     known = sorted(kind.__struct_fields__)
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
         return f"is not served by this path; is {near[0]} meant?"
-    return f"is not served by this path; known are {', '.join(known)}"
+    return f"is not served by this path (launch --lenient ignores it); known are {', '.join(known)}"
 
 
 def _problem_of(error: msgspec.ValidationError) -> InvalidField:

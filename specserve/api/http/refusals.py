@@ -31,6 +31,7 @@ _STATUSES = {
     "INTERNAL": (500, "server_error"),
 }
 _DEFECT = (500, "server_error")
+_TOO_LATE = 408
 # What bodies call the fields that are named otherwise inside, where they do.
 _OF_BODIES = {"chat": "messages", "chat.role": "messages.role", "token_ids": "prompt"}
 
@@ -53,7 +54,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headers(self) -> dict[str, str]:
         after_s = None if self.retry_after_s is None else str(self.retry_after_s)
-        found = {"retry-after": after_s, "www-authenticate": self.challenge}
+        # OpenAI's clients try what took too long again, and it would be decoded three times.
+        again = "false" if self.code == _TOO_LATE else None
+        found = {
+            "retry-after": after_s,
+            "www-authenticate": self.challenge,
+            "x-should-retry": again,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
 

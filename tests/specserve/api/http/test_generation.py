@@ -216,7 +216,7 @@ def test_where_one_prompt_is_refused_the_others_are_ended(ask, rig):
     ("body", "param", "says"),
     [
         ({"prompt": "fox", "temprature": 1}, "temprature", "is temperature meant?"),
-        ({"prompt": "fox", "tools": []}, "tools", "known are cache_salt, echo, "),
+        ({"prompt": "fox", "tools": [{}]}, "tools", "known are cache_salt, echo, "),
         ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "Expected `int"),
         ({"prompt": "fox", "temperature": 1e9}, "temperature", "out of range"),
         ({"prompt": "fox", "n": 65}, "n", "1 to 64"),

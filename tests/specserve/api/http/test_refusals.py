@@ -43,6 +43,9 @@ def test_who_is_to_come_again_is_told_when_and_nobody_else():
     assert refusal_of(Busy("full", 3)).headers == {"retry-after": "3"}
     assert refusal_of(Exhausted("reader: lags")).headers == {}
     assert refusal_of(Unavailable("draining")).headers == {}
+    assert refusal_of(DeadlineExceeded("deadline: it passed")).headers == {
+        "x-should-retry": "false"
+    }
 
 
 @pytest.mark.parametrize("error", [SpecserveError("at 0x7f: 1234"), KeyError("1234")])
