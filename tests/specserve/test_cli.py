@@ -129,9 +129,9 @@ def test_a_service_that_is_not_there_is_exit_code_1(specserve, command, address)
     result = specserve(*command, "--connect", address, stdin="x\n")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"specserve: --connect: no service answers at {address}; start one with: specserve launch, "
-        "or correct the address: that of gRPC, which launch prints last, and with --tls-ca where it "
-        "has TLS\n"
+        f"specserve: --connect: no service answers at {address}; start one with: "
+        "specserve launch, or correct the address: that of gRPC, which launch prints last, "
+        "and with --tls-ca where it has TLS\n"
     )
 
 

@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
         ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs"),
         ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"messages": CHAT, "tools": []}, "tools"),
+        ({"messages": CHAT, "tools": [{}]}, "tools"),
         ({"messages": CHAT, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
 )
