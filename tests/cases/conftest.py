@@ -8,13 +8,13 @@ from tests.cases.apis import Service
 from tests.cases.serving import FLAGS, assert_healthy, serving_all
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _services() -> Iterator[dict[str, Service]]:
     with serving_all(FLAGS) as services:
         yield services
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(request: pytest.FixtureRequest, _services: dict[str, Service]) -> Service:
     """Of the regime that `case` has chosen."""
     return _services[request.param]

@@ -78,7 +78,8 @@ def test_ids_that_are_no_tokens_are_refused_and_disturb_nobody(api: str, service
     while any(thread.is_alive() for thread in threads) or not num_refused:
         for wrong in (last + 1, 2**31, 2**32 - 1):
             limit = f"token id {wrong} is not in the vocabulary of {last + 1} tokens"
-            assert refusal(api, service, [5, wrong]) == f"token_ids: {limit}"
+            field = "token_ids" if api == GRPC else "prompt"
+            assert refusal(api, service, [5, wrong]) == f"{field}: {limit}"
             given = {"stop_token_ids": [wrong]}
             assert refusal(api, service, PROMPT, **given) == f"stop_token_ids: {limit}"
             assert refusal(api, service, PROMPT, logit_bias={wrong: 5.0}) == f"logit_bias: {limit}"

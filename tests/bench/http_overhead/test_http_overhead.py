@@ -78,8 +78,8 @@ def test_a_whole_run_asks_the_same_of_both(tmp_path):
     ]
     assert results.is_same_text
     assert all(len(one.call.answers) == 2 for one in results.measurements)
-    assert all(0 < one.api_ran_s < 60 for one in results.measurements)
-    assert all(0 < one.target_ran_s <= one.call.total_s for one in results.measurements)
+    assert all(0 <= one.api_ran_s < 60 for one in results.measurements)
+    assert all(0 <= one.target_ran_s <= one.call.total_s for one in results.measurements)
     assert results.http_over_grpc.num_pairs == 2
     report = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
     assert results.verdict in report

@@ -1,6 +1,6 @@
 """Row 27: a checkpoint that was made to harm is refused in one line, and nothing of it is run."""
 
-import os
+import re
 import subprocess
 import sys
 import time
@@ -31,11 +31,15 @@ def _refusal(role: str, model: Path) -> tuple[int, str, int]:
     words = [sys.executable, "-m", "specserve", "launch", "--port", "0", "--no-http", *flags]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
+    rss_kb = 0
+    while process.poll() is None:
+        # Not by wait4: what it tells begins with the size of the process that started this one.
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        rss_kb = max(rss_kb, int(peak[1]) if peak else 0)
+        time.sleep(0.02)
     output = process.stdout.read().decode()
     process.stdout.close()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, output, usage.ru_maxrss
+    return process.returncode, output, rss_kb
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from tests.reliability.fuzz.campaign import Attacked, attacked_service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def attacked() -> Iterator[Attacked]:
     """It ends well in the end, whatever it was sent."""
     with attacked_service() as made:
