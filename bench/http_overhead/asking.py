@@ -8,11 +8,11 @@ from collections.abc import Collection
 
 import msgspec
 
+from bench.peers.engines import streamed
 from bench.peers.http_client import CompletionsClient, together
-from bench.peers.records import Answer, Call, Job
+from bench.peers.records import Call, Job
 from bench.processes import ServiceProcesses
 from specserve.client import AsyncClient
-from specserve.errors import Failed
 
 GRPC, HTTP = "grpc", "http"
 APIS = (GRPC, HTTP)
@@ -78,25 +78,11 @@ class Asked:
 
     async def _over_grpc(self, job: Job, salt: str) -> Call:
         start_s = time.perf_counter()
-        streams = (self._stream(each, job.num_tokens, salt, start_s) for each in job.prompts)
+        streams = (
+            streamed(self._client, each, job.num_tokens, salt, start_s) for each in job.prompts
+        )
         answers = await together(streams)
         return Call(answers=answers, total_s=time.perf_counter() - start_s)
-
-    async def _stream(
-        self, prompt: list[int], num_tokens: int, salt: str, start_s: float
-    ) -> Answer:
-        stream = self._client.stream(
-            prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, cache_salt=salt
-        )
-        texts: list[str] = []
-        first_token_s, counted = 0.0, 0
-        async for delta in stream:
-            first_token_s = first_token_s or time.perf_counter() - start_s
-            texts.append(delta.text)
-            counted += len(delta.token_ids)
-        if counted != num_tokens:
-            raise Failed(f"an answer of {counted} tokens, not of {num_tokens}")
-        return Answer(first_token_s=first_token_s, num_tokens=counted, text="".join(texts))
 
 
 async def _connect(address: str) -> AsyncClient:

@@ -215,26 +215,32 @@ class ServiceEngine:
     async def _ask(self, job: Job) -> Call:
         salt, start_s = next(self._salts), time.perf_counter()
         rows = (
-            self._row(prompt, job.num_tokens, f"{salt}-{row}", start_s)
+            streamed(self._client, prompt, job.num_tokens, f"{salt}-{row}", start_s)
             for row, prompt in enumerate(job.prompts)
         )
         answers = await together(rows)
         return Call(answers=answers, total_s=time.perf_counter() - start_s)
 
-    async def _row(self, prompt: list[int], num_tokens: int, salt: str, start_s: float) -> Answer:
-        """A salt of its own keeps it from finding earlier prompts in the prefix cache."""
-        stream = self._client.stream(
-            prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, cache_salt=salt
-        )
-        texts: list[str] = []
-        first_token_s, counted = 0.0, 0
-        async for delta in stream:
-            first_token_s = first_token_s or time.perf_counter() - start_s
-            texts.append(delta.text)
-            counted += len(delta.token_ids)
-        if counted != num_tokens:
-            raise Failed(f"an answer of {counted} tokens, not of {num_tokens}")
-        return Answer(first_token_s=first_token_s, num_tokens=counted, text="".join(texts))
+
+async def streamed(
+    client: AsyncClient, prompt: list[int], num_tokens: int, salt: str, start_s: float
+) -> Answer:
+    """A greedy answer of `num_tokens` over gRPC. Raises Failed for one of another length.
+
+    A salt of its own keeps it from finding earlier prompts in the prefix cache.
+    """
+    stream = client.stream(
+        prompt, max_tokens=num_tokens, temperature=0, ignore_eos=True, cache_salt=salt
+    )
+    texts: list[str] = []
+    first_token_s, counted = 0.0, 0
+    async for delta in stream:
+        first_token_s = first_token_s or time.perf_counter() - start_s
+        texts.append(delta.text)
+        counted += len(delta.token_ids)
+    if counted != num_tokens:
+        raise Failed(f"an answer of {counted} tokens, not of {num_tokens}")
+    return Answer(first_token_s=first_token_s, num_tokens=counted, text="".join(texts))
 
 
 async def _connect(address: str) -> AsyncClient:
