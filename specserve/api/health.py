@@ -8,14 +8,13 @@ Lost draft processes change neither: what they do for speed has a name of its ow
 import asyncio
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
+from specserve.api.health_servicer import NOT_SERVING, SERVING, HealthServicer
 from specserve.api.hub import Hub
 
 NAME = "grpc.health.v1.Health"
 DRAFT = "specserve.draft"  # serving: every draft process works with the target
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 # What reports that come together tell is shown for so long each: watchers see the last one alone.
 _SHOWN_S = 0.01
 
@@ -25,7 +24,7 @@ class Health:
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = services
-        self._servicer = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+        self._servicer = HealthServicer()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
@@ -33,31 +32,31 @@ class Health:
     async def follow(self, hub: Hub) -> None:
         """Serving from when the target is ready until it stalls; for good once it is lost."""
         stalls = hub.stalls()
-        await self._set(self._services, _NOT_SERVING)
+        self._set(self._services, NOT_SERVING)
         await hub.ready
-        await self._set(self._services, _SERVING)
+        self._set(self._services, SERVING)
         while not hub.lost.is_set():
-            status = _NOT_SERVING if await stalls.get() else _SERVING
-            await self._set(("", *self._services), status)
+            status = NOT_SERVING if await stalls.get() else SERVING
+            self._set(("", *self._services), status)
         await self.stop_serving()
 
-    async def _set(self, names: tuple[str, ...], status: int) -> None:
+    def _set(self, names: tuple[str, ...], status: int) -> None:
         for name in names:
-            await self._servicer.set(name, status)
+            self._servicer.set(name, status)
 
     async def follow_drafts(self, hub: Hub, num_draft_processes: int) -> None:
         """Keep `DRAFT` up to date, where there are draft processes; never returns."""
-        loads, told = hub.loads(), _NOT_SERVING
-        await self._servicer.set(DRAFT, told)
+        loads, told = hub.loads(), NOT_SERVING
+        self._servicer.set(DRAFT, told)
         while True:
             num_attached = (await loads.get()).num_drafts_attached
-            status = _SERVING if num_attached >= num_draft_processes else _NOT_SERVING
+            status = SERVING if num_attached >= num_draft_processes else NOT_SERVING
             if status == told:
                 continue
             told = status
-            await self._servicer.set(DRAFT, status)
+            self._servicer.set(DRAFT, status)
             await asyncio.sleep(_SHOWN_S)
 
     async def stop_serving(self) -> None:
         """Final: nothing turns it back."""
-        await self._servicer.enter_graceful_shutdown()
+        self._servicer.stop_serving()

@@ -1,32 +1,14 @@
 """Calls of methods that there are not, whatever their names are made of."""
 
 import socket
-import struct
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, DATA, SETTINGS = 1, 0, 4
+from tests.specserve.api.http2_frames import PREFACE, SETTINGS, call_of, frame
+
 UNIMPLEMENTED = b"\x0bgrpc-status\x0212"  # as HPACK has it, without Huffman's code
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    size = struct.pack(">I", len(payload))[1:]
-    return size + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def header(name: bytes, value: bytes) -> bytes:
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def call_of(path: bytes) -> bytes:
-    """All that a client sends for one call without a message's fields."""
-    fields = [(b":path", path), (b":authority", b"a"), (b"te", b"trailers")]
-    fields.append((b"content-type", b"application/grpc"))
-    headers = b"\x83\x86" + b"".join(header(*field) for field in fields)
-    return frame(HEADERS, 4, 1, headers) + frame(DATA, 1, 1, bytes(5))
 
 
 def answer(address: str, call: bytes) -> bytes:
