@@ -65,7 +65,7 @@ class TextTokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with the special tokens that the tokenizer adds by itself or without."""
         self._check_size(len(text))
-        return await self._off_loop(
+        return await self.off_loop(
             lambda: self._encode(text, add_special_tokens=add_special_tokens)
         )
 
@@ -82,7 +82,7 @@ class TextTokenizer:
                 known = ", ".join(ROLES)
                 raise InvalidField("chat.role", f"{message.role[:64]!r} is not one of {known}")
         self._check_size(sum(len(message.content) for message in messages))
-        return await self._off_loop(lambda: self._encode_chat(messages, options))
+        return await self.off_loop(lambda: self._encode_chat(messages, options))
 
     def detokenizer(self, *, shows_special: bool = False) -> Detokenizer:
         """For one sample."""
@@ -109,6 +109,10 @@ class TextTokenizer:
             for position in logprobs
         ]
 
+    async def off_loop(self, work: Callable[[], _ResultT]) -> _ResultT:
+        """What `work` returns, for what takes long where a client sends much."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -121,9 +125,6 @@ class TextTokenizer:
         if num_chars > limit:
             why = f"as no more fit into {self.limits.context}"
             raise InvalidField("prompt", f"has {num_chars} characters; the limit is {limit}, {why}")
-
-    async def _off_loop(self, work: Callable[[], _ResultT]) -> _ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

@@ -25,6 +25,7 @@ from specserve.api.http.to_calls import chat_options, messages_of
 from specserve.api.live_status import live_status
 from specserve.api.service import Service
 from specserve.errors import InvalidField, NotFound
+from specserve.validation import check_token_ids
 
 _SERVING = ("ready", "degraded")
 _MODEL_TIME = 0  # `created` of a model; nobody knows when it was
@@ -112,20 +113,19 @@ class _Paths:
             "tokens": ids,
         }
         if body.return_token_strs:
-            answer["token_strs"] = [tokenizer.decode([token_id]) for token_id in ids]
+            answer["token_strs"] = await tokenizer.off_loop(
+                lambda: [tokenizer.decode([token_id]) for token_id in ids]
+            )
         return _json(answer)
 
     async def detokenize(self, request: Request) -> Response:
         content = await self._content(request)
         body, _ = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
         self._require(body.model)
-        size = self._service.ready.vocab_size
-        for token_id in body.tokens:
-            if not 0 <= token_id < size:
-                raise InvalidField(
-                    "tokens", f"{token_id} is out of range; it must be 0 to {size - 1}"
-                )
-        return _json({"prompt": self._service.tokenizer.decode(body.tokens)})
+        check_token_ids("tokens", body.tokens, self._service.ready.vocab_size)
+        tokenizer = self._service.tokenizer
+        text = await tokenizer.off_loop(lambda: tokenizer.decode(body.tokens))
+        return _json({"prompt": text})
 
     async def live(self, request: Request) -> Response:
         """200 unless nothing is decoded any more: then it helps to start the service anew."""

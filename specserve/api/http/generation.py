@@ -28,9 +28,10 @@ from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_i
 from specserve.api.service import Service
 from specserve.api.tracing import trace_context
 from specserve.errors import InvalidField
-from specserve.validation import MAX_SAMPLES
+from specserve.validation import MAX_SAMPLES, check_prompt_len
 
 WARNING = "x-specserve-warning"
+_LARGE_BYTES = 64 * 1024  # of a body that takes longer than a millisecond to read
 
 
 class Asked(NamedTuple):
@@ -65,13 +66,22 @@ class GenerationEndpoint(ABC, Generic[Body]):
         reply = Reply(send)
         try:
             self.service.require_place()  # nothing is parsed or encoded for who finds none
-            body, ignored = read_body(content, self.kind, is_lenient=self._is_lenient)
+            body, ignored = await self._read(content)
             if ignored:
                 names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more
                 reply = Reply(send, {WARNING: f"ignored: {names[:512]}"})
             await self._serve(body, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))
+
+    async def _read(self, content: bytes) -> tuple[Body, list[str]]:
+        """As `read_body`, and elsewhere where that takes long."""
+
+        def read() -> tuple[Body, list[str]]:
+            return read_body(content, self.kind, is_lenient=self._is_lenient)
+
+        is_large = len(content) > _LARGE_BYTES
+        return await self.service.tokenizer.off_loop(read) if is_large else read()
 
     @abstractmethod
     async def asked(self, body: Body) -> Asked:
@@ -200,14 +210,13 @@ class Completions(GenerationEndpoint[CompletionBody]):
         service = self.service
         calls = calls_of_completion(body, service.limits, service.sampling_defaults)
         has_logprobs = body.logprobs is not None
-        echoed = [Echo(_text_of(service, call)) for call in calls] if body.echo else []
+        echoed = await _echoes(service, calls) if body.echo else []
         prompt_ids: list[list[int]] = []
         if body.return_token_ids or (has_logprobs and echoed):
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
-        if has_logprobs:
-            pairs = zip(echoed, prompt_ids, strict=False)  # without an echo there are none
-            echoed = [echo_of(echo.text, ids, service.tokenizer) for echo, ids in pairs]
+        if has_logprobs and echoed:
+            echoed = await _with_places(service, echoed, prompt_ids)
         form = CompletionForm(
             num_samples=calls[0].sampling.n,
             detokenizer=service.tokenizer.detokenizer,
@@ -264,7 +273,28 @@ def _details(service: Service, body: CompletionBody | ChatBody) -> TokenDetails:
 
 
 async def _encoded(service: Service, calls: Sequence[GenerateCall]) -> list[list[int]]:
-    return [await service.tokenizer.encode_prompt(call.prompt, call.chat) for call in calls]
+    found: list[list[int]] = []
+    for call in calls:
+        ids = await service.tokenizer.encode_prompt(call.prompt, call.chat)
+        check_prompt_len("prompt", len(ids), service.limits)  # what is told of them takes longer
+        found.append(ids)
+    return found
+
+
+async def _echoes(service: Service, calls: Sequence[GenerateCall]) -> list[Echo]:
+    return await service.tokenizer.off_loop(
+        lambda: [Echo(_text_of(service, call)) for call in calls]
+    )
+
+
+async def _with_places(
+    service: Service, echoed: Sequence[Echo], prompt_ids: Sequence[list[int]]
+) -> list[Echo]:
+    """The same echoes, and where each token of theirs begins."""
+    pairs = list(zip(echoed, prompt_ids, strict=True))
+    return await service.tokenizer.off_loop(
+        lambda: [echo_of(echo.text, ids, service.tokenizer) for echo, ids in pairs]
+    )
 
 
 def _with_ids(calls: Sequence[GenerateCall], ids: Sequence[list[int]]) -> list[GenerateCall]:

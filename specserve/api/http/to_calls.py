@@ -19,6 +19,7 @@ from specserve.types import SamplingParams
 from specserve.validation import (
     Limits,
     check_num_entries,
+    check_prompt_len,
     check_token_ids,
 )
 
@@ -44,6 +45,7 @@ def calls_of_completion(
     prompts = _prompts(body.prompt)
     for prompt in prompts:
         if not isinstance(prompt, str):  # an echo decodes it before anybody else looks at it
+            check_prompt_len("prompt", len(prompt), limits)  # before millions are looked at
             check_token_ids("prompt", prompt, limits.vocab_size)
     return [_call(body, prompt, sampling, number) for number, prompt in enumerate(prompts)]
 
