@@ -8,7 +8,7 @@ import logging
 
 _FLOODS = {
     "asyncio": ("socket.send() raised exception",),  # of clients that leave before their answer
-    "uvicorn.error": ("Invalid HTTP request received", "Unsupported upgrade request"),
+    "uvicorn.error": ("Invalid HTTP request received",),
     "grpc._cython.cygrpc": (
         "Invalid encoding on",  # of a header's name or value
         "ExecuteBatchError raised in core",  # of callers that leave while they are answered

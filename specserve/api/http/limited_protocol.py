@@ -11,6 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from specserve.api.http.refusals import Refusal
+from specserve.api.http.staying_parser import StayingParser
 
 HEAD_S = 10.0  # from a connection, or from a request's first byte, to the end of its headers
 MAX_HEAD_BYTES = 16 * 1024
@@ -35,8 +36,11 @@ class _HeadTooLarge(Exception):
 class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
+    parser: StayingParser  # type: ignore[assignment]
+
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*arguments, **named)
+        self.parser = StayingParser(self)
         self._deadline: asyncio.TimerHandle | None = None  # until the next head is whole
         self._is_in_head = False
         self._num_bytes = 0  # of the head, as far as it is read
@@ -82,9 +86,15 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.is_offer:
+            return
         self._is_in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.is_offer:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Whatever the parser cannot read."""
