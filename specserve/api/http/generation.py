@@ -4,6 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Generic, NamedTuple
 
 import msgspec
@@ -217,9 +218,10 @@ class Completions(GenerationEndpoint[CompletionBody]):
             calls = _with_ids(calls, prompt_ids)
         if has_logprobs and echoed:
             echoed = await _with_places(service, echoed, prompt_ids)
+        shows_special = not body.skip_special_tokens  # as in the text that places are told of
         form = CompletionForm(
             num_samples=calls[0].sampling.n,
-            detokenizer=service.tokenizer.detokenizer,
+            detokenizer=partial(service.tokenizer.detokenizer, shows_special=shows_special),
             has_logprobs=has_logprobs,
             details=_details(service, body),
             echoed=echoed,

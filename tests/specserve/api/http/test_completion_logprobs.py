@@ -88,6 +88,18 @@ def test_tokens_are_where_their_text_is(ask, rig, streams, more, prompt, stop):
             assert told["tokens"][0] == prompt[: len(told["tokens"][0])]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_special_tokens_that_are_shown_take_their_place(ask, rig, streams):
+    rig.script_ids = [*rig.encode("fox"), 0, *rig.encode("the")]
+    body = BODY | {"prompt": "fox", "ignore_eos": True}
+    for skips, text in ((True, "foxthe"), (False, "fox<eos>the")):
+        (choice,) = choices_of(ask, body | {"skip_special_tokens": skips}, streams=streams)
+        assert choice["text"] == text
+        told = choice["logprobs"]
+        places = dict(zip(told["tokens"], told["text_offset"], strict=True))
+        assert places["the"] == text.index("the")
+
+
 def test_an_echo_of_what_is_no_token_is_refused(ask):
     for prompt in ([2**70], [[1], [-1]], [400], ""):
         answer = ask("POST", "/v1/completions", BODY | {"prompt": prompt, "echo": True})
