@@ -27,6 +27,9 @@ SETTING = "telemetry.otlp_endpoint"
 _PACKAGES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 _PATH = "/v1/traces"  # of a collector, where the address names none
 _TIMEOUT_S = 2.0  # of one attempt to send, which a stop waits for at most
+# Of what a client wrote and nobody has looked at: a request that is refused has a span, too.
+_MAX_CHARS = 256
+_MAX_INT = 2**63 - 1  # that a span can hold
 _SPAN = "llm_request"
 _QUOTING = (InvalidField.code, Unsupported.code)  # their texts begin with a field
 _FIELDS = {  # of sampling parameters
@@ -139,11 +142,11 @@ def _attributes(served: Served, model: str) -> "Iterator[tuple[str, AttributeVal
     call, outcome = served.call, served.outcome
     is_chat = isinstance(call.prompt, list) and isinstance(next(iter(call.prompt), 0), ChatMessage)
     yield "gen_ai.operation.name", "chat" if is_chat else "text_completion"
-    yield "gen_ai.request.model", call.model or model
+    yield "gen_ai.request.model", (call.model or model)[:_MAX_CHARS]
     yield "gen_ai.response.model", model
-    yield "gen_ai.request.id", served.request_id
+    yield "gen_ai.request.id", served.request_id[:_MAX_CHARS]
     for field, name in _FIELDS.items():
-        yield name, getattr(call.sampling, field)
+        yield name, max(-_MAX_INT, min(getattr(call.sampling, field), _MAX_INT))
     if call.seed is not None:
         yield "gen_ai.request.seed", str(call.seed)  # it may have 64 bits; theirs have a sign
     yield "gen_ai.latency.e2e", served.total_s

@@ -159,6 +159,19 @@ def test_what_was_refused_or_left_is_an_error(traced, collector):
     assert "gen_ai.usage.completion_tokens" not in left.attributes
 
 
+def test_what_is_absurd_is_told_in_short_and_costs_no_span(traced, collector, caplog):
+    """A client may send what no span can hold, and megabytes of it."""
+    body = BODY | {"max_tokens": 10**30, "top_k": -(10**30)}
+    assert send(traced.url, "POST", "/v1/completions", body).status == 400
+    body = BODY | {"model": "x" * 1_000_000, "n": 10**400}
+    assert send(traced.url, "POST", "/v1/completions", body).status == 404
+    large, long = ended(traced, collector, 2)
+    assert large.attributes["gen_ai.request.max_tokens"] == 2**63 - 1
+    assert large.attributes["gen_ai.request.top_k"] == -(2**63 - 1)
+    assert long.attributes["gen_ai.request.model"] == "x" * 256
+    assert caplog.records == []
+
+
 def test_what_a_refusal_quotes_of_a_prompt_does_not_leave(traced, collector):
     body = {"messages": [{"role": "user", "content": "refuse"}]}
     answer = send(traced.url, "POST", "/v1/chat/completions", body, PARENT)
