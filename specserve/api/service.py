@@ -129,9 +129,12 @@ class Service:
         self.is_leaving = True
         for announce in self.before_drain:
             await announce()
-        if (notice_s := self.config.server.drain_notice_s) > 0:
+        notice_s = self.config.server.drain_notice_s
+        if notice_s > 0 and not self.hub.draining.is_set():
             log.info("unready: new requests are taken for %g s more (--drain-notice-s)", notice_s)
-            await asyncio.sleep(notice_s)
+            # Whoever asked for it may leave meanwhile: what was announced comes all the same.
+            asyncio.get_running_loop().call_later(notice_s, self.hub.begin_drain)
+            await self.hub.draining.wait()
         self.hub.begin_drain()
         log.info("draining: %d requests run, for %g s at most", self.hub.num_in_flight, timeout_s)
         telling = asyncio.create_task(self._tell_drain(), name="drain")

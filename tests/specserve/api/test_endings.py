@@ -241,3 +241,18 @@ def test_a_drain_that_runs_out_of_time_says_what_is_left(make_rig):
         assert drained.num_in_flight == 1
         next(stream)
         stream.cancel()
+
+
+def test_a_drain_that_was_announced_begins_though_its_caller_has_left(make_rig):
+    rig = make_rig(door={"drain_notice_s": 0.5})
+    with grpc.insecure_channel(rig.address) as channel:
+        admin, began_s = stubs.AdminStub(channel), time.monotonic()
+        with pytest.raises(grpc.RpcError):
+            admin.Drain(pb.DrainRequest(), timeout=0.1)
+        assert rig.service.state == "draining"
+        assert not rig.service.hub.draining.is_set()
+        rig.until(rig.service.hub.draining.is_set)
+        assert time.monotonic() - began_s > 0.4
+        began_s = time.monotonic()
+        assert admin.Drain(pb.DrainRequest(), timeout=20).num_in_flight == 0
+        assert time.monotonic() - began_s < 0.4  # who asks again waits for no second notice
