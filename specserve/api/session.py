@@ -94,6 +94,9 @@ class Session:
         except SpecserveError as error:
             self._note_end(error)
             raise
+        except Exception as error:
+            self._note_end(SpecserveError(f"a defect: {type(error).__name__}"))
+            raise
         finally:
             if not self._has_ended:
                 self._note_end(Cancelled("the client has left"))

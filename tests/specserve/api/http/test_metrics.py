@@ -69,6 +69,16 @@ def test_every_request_ends_in_one_count(make_rig):
     assert found["specserve:request_generation_tokens_sum", ()] == 15 + 2 * len(rig.script_ids)
 
 
+def test_a_defect_is_not_counted_as_a_client_that_left(make_rig):
+    rig = make_rig()
+    rig.tokenizer.with_bytes = None  # which only requests for log probabilities call
+    answer = send(rig.url, "POST", "/v1/completions", {"prompt": "fox", "logprobs": 1})
+    assert answer.status == 500
+    found = samples(rig.url)
+    assert found["specserve:request_failure_total", (("code", "INTERNAL"),)] == 1
+    assert ("specserve:request_failure_total", (("code", "CANCELLED"),)) not in found
+
+
 def test_times_of_a_request_are_those_that_the_target_says(make_rig):
     rig = make_rig()
     rig.target.stats = RequestStats(num_prompt_tokens=7, queue_s=0.25, prefill_s=0.5, decode_s=3.0)
