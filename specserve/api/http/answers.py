@@ -88,15 +88,19 @@ class Sample:
     """What there is of one choice so far."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self._pieces: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
         self.origins: list[TokenOrigin] = []
         self.cache_hits: list[bool | None] = []  # of the rounds that made the tokens
         self.end: SampleEnd | None = None
 
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
     def add(self, delta: TokenDelta) -> None:
-        self.text += delta.text
+        self._pieces.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.origins += delta.origins
@@ -149,9 +153,18 @@ class Gathered:
     """The events of all calls of one request; samples are numbered through."""
 
     def __init__(
-        self, num_calls: int, num_samples: int, eos_token_ids: Collection[int] = ()
+        self,
+        num_calls: int,
+        num_samples: int,
+        eos_token_ids: Collection[int] = (),
+        *,
+        keeps_tokens: bool = True,
     ) -> None:
-        """`eos_token_ids`: with which a model ends its answer; they are nobody's stop tokens."""
+        """`eos_token_ids`: with which a model ends its answer; they are nobody's stop tokens.
+
+        Not `keeps_tokens`: of tokens only their number, as of a stream that has sent them.
+        """
+        self._keeps_tokens = keeps_tokens
         self._num_samples = num_samples
         self._eos_token_ids = eos_token_ids
         self.samples = [Sample() for _ in range(num_calls * num_samples)]
@@ -171,7 +184,8 @@ class Gathered:
         self.prompt_logprobs[call] += info.prompt_logprobs
 
     def add_delta(self, call: int, delta: TokenDelta) -> None:
-        self.samples[self.index(call, delta.sample_index)].add(delta)
+        if self._keeps_tokens:
+            self.samples[self.index(call, delta.sample_index)].add(delta)
         self._num_generated += len(delta.token_ids)
         if delta.end is not None:
             self._end(call, delta.end)

@@ -100,8 +100,10 @@ class GenerationEndpoint(ABC, Generic[Body]):
         ready = self.service.ready
         # No place is made for samples that the session will refuse.
         num_samples = min(asked.calls[0].sampling.n, MAX_SAMPLES)
-        gathered = Gathered(len(asked.calls), num_samples, ready.eos_token_ids)
         options = self.streams(body)
+        gathered = Gathered(
+            len(asked.calls), num_samples, ready.eos_token_ids, keeps_tokens=options is None
+        )
         if options is not None and asked.has_prompt_logprobs:
             problem = "come with whole answers; leave stream out"
             raise InvalidField("prompt_logprobs", problem)

@@ -2,13 +2,14 @@
 
 import pytest
 
-from specserve.api.events import SpecRecord, Usage
+from specserve.api.events import SpecRecord, TokenDelta, Usage
 from specserve.api.http.answers import (
+    Gathered,
     chat_logprobs,
     speculation_of,
     usage_of,
 )
-from specserve.types import Logprobs
+from specserve.types import Logprobs, TokenOrigin
 
 
 def position(token: bytes, logprob: float, top: dict[bytes, float]) -> Logprobs:
@@ -56,6 +57,25 @@ def test_blocks_longer_than_gamma_are_counted_as_well():
 
 def test_without_drafts_there_is_nothing_to_tell():
     assert speculation_of(SpecRecord(), gamma=5) is None
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_stream_has_sent_is_counted_and_not_kept(keeps: bool):
+    gathered = Gathered(1, 2, keeps_tokens=keeps)
+    for index in (0, 1, 1):
+        gathered.add_delta(
+            0,
+            TokenDelta(
+                sample_index=index,
+                token_ids=[5, 6],
+                text="fox",
+                origins=[TokenOrigin.PLAIN] * 2,
+                logprobs=[position(b"fox", -0.5, {}), position(b"", -0.5, {})],
+            ),
+        )
+    assert gathered.usage["completion_tokens"] == 6
+    found = [(each.text, len(each.token_ids), len(each.logprobs)) for each in gathered.samples]
+    assert found == ([("fox", 2, 2), ("foxfox", 4, 4)] if keeps else [("", 0, 0)] * 2)
 
 
 def test_usage_is_of_all_prompts_together():
