@@ -161,6 +161,11 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str | None = None
 
 
+# What fields with fields of their own may have; a body's other ones know it by themselves.
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "messages": Message, "messages.content": _TextPart, "stream_options": StreamOptions,
+}  # fmt: skip
+
 Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 
@@ -173,7 +178,7 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
     fields: dict[str, Any] = {
-        name: _without_nulls(value) if name in _NESTED else value
+        name: _without_nothings(value) if name in _NESTED else value
         for name, value in cast(dict[str, Any], given).items()
         if _says_something(name, value)
     }
@@ -182,6 +187,10 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
         raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
     for name in unknown:
         del fields[name]
+    if is_lenient:
+        within: set[str] = set()
+        fields = {name: _known_part(name, value, within) for name, value in fields.items()}
+        unknown += sorted(within)
     try:
         return msgspec.convert(fields, kind), unknown
     except msgspec.ValidationError as error:
@@ -195,14 +204,40 @@ def _says_something(name: str, value: Any) -> bool:  # noqa: ANN401 - what JSON 
     return name not in _AS_IT_IS or value != _AS_IT_IS[name]
 
 
-def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - what JSON holds
-    """The same without fields that are null, so deep."""
+def _without_nothings(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - what JSON holds
+    """The same without fields that are null or an empty list, so deep.
+
+    Answers of other servers have such (`tool_calls: []`), and clients send them back as they came.
+    """
     if isinstance(value, list) and depth:
-        return [_without_nulls(each, depth - 1) for each in cast(list[Any], value)]
+        return [_without_nothings(each, depth - 1) for each in cast(list[Any], value)]
     if isinstance(value, dict) and depth:
         fields = cast(dict[str, Any], value).items()
-        return {name: _without_nulls(each, depth - 1) for name, each in fields if each is not None}
+        return {
+            name: _without_nothings(each, depth - 1)
+            for name, each in fields
+            if each is not None and each != []
+        }
     return cast(Any, value)
+
+
+def _known_part(name: str, value: Any, unknown: set[str]) -> Any:  # noqa: ANN401
+    """`value` of the field `name` without fields that there are not, which go to `unknown`."""
+    if isinstance(value, list) and name in _PARTS:
+        return [_known_fields(name, each, unknown) for each in cast(list[Any], value)]
+    return _known_fields(name, value, unknown)
+
+
+def _known_fields(name: str, value: Any, unknown: set[str]) -> Any:  # noqa: ANN401
+    if name not in _PARTS or not isinstance(value, dict):
+        return value
+    fields, known = cast(dict[str, Any], value), _PARTS[name].__struct_fields__
+    unknown.update(f"{name}.{each}" for each in fields if each not in known)
+    return {
+        each: _known_part(f"{name}.{each}", fields[each], unknown)
+        for each in fields
+        if each in known
+    }
 
 
 def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:

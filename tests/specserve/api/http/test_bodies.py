@@ -34,6 +34,41 @@ def test_a_null_is_a_field_that_is_not_set_wherever_it_is():
     assert not body.stream_options.include_usage
 
 
+def test_an_empty_list_in_a_message_says_nothing():
+    replayed = DUMPED | {"tool_calls": [], "annotations": []}
+    body = chat_of(messages=[USER, replayed, {"role": "user", "content": []}])
+    assert [message.text for message in body.messages] == ["fox", "the", ""]
+
+
+def test_who_is_lenient_is_so_within_messages_too():
+    part = {"type": "text", "text": "jumps", "cache_control": {"type": "ephemeral"}}
+    picture = {"type": "image_url", "image_url": {"url": "x"}}
+    fields = {
+        "messages": [USER | {"weight": 1}, {"role": "user", "content": [part]}],
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+        "effort": "high",
+    }
+    content = json.dumps(fields).encode()
+    with pytest.raises(InvalidField):
+        read_body(content, ChatBody, is_lenient=False)
+    body, unknown = read_body(content, ChatBody, is_lenient=True)
+    assert [message.text for message in body.messages] == ["fox", "jumps"]
+    assert unknown == [
+        "effort", "messages.content.cache_control", "messages.weight",
+        "stream_options.include_obfuscation",
+    ]  # fmt: skip
+    fields = {"messages": [{"role": "user", "content": [picture]}]}
+    body, _ = read_body(json.dumps(fields).encode(), ChatBody, is_lenient=True)
+    with pytest.raises(InvalidField, match="'image_url' is not served"):
+        _ = body.messages[0].text
+
+
+@pytest.mark.parametrize("value", ["x", 5, [[[]]], [5, "x"], {"role": 5}])
+def test_who_is_lenient_takes_no_nonsense(value: object):
+    with pytest.raises(InvalidField):
+        read_body(json.dumps({"messages": value}).encode(), ChatBody, is_lenient=True)
+
+
 def test_nulls_that_a_template_reads_are_left_alone():
     body = chat_of(messages=[USER], chat_template_kwargs={"date": None})
     assert body.chat_template_kwargs == {"date": None}
