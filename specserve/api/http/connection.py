@@ -23,6 +23,13 @@ _LINGER_S = 1.0  # that bodies are thrown away for, behind an answer that they w
 # that grows to megabytes is moved time and again, and leaves the heap in shreds.
 _PIECE_BYTES = 64 * 1024
 _DONE = b"data: [DONE]\n\n"
+# Ends of lines to Unicode, and so to clients that take an answer's lines from its text; to events
+# they are none. In UTF-8, and as JSON may have them.
+_LINE_ENDS = (
+    (b"\xc2\x85", rb"\u0085"),
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+)
 
 
 class Gone(Exception):
@@ -135,6 +142,8 @@ class Reply:
         await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
 
     async def _event(self, body: bytes) -> None:
+        for end, escaped in _LINE_ENDS:
+            body = body.replace(end, escaped)
         content = b"data: " + body + b"\n\n"
         await self._send({"type": "http.response.body", "body": content, "more_body": True})
 

@@ -1,5 +1,6 @@
 """Choices and chunks as they are on the wire: what is there, what is null, and what is not."""
 
+import json
 import time
 
 import pytest
@@ -29,6 +30,18 @@ def test_a_streams_tokens_are_those_of_the_whole(ask, rig, path):
     assert [i for each in choices for i in each.get("token_ids", [])] == rig.script_ids[:4]
     whole = ask("POST", path, BODIES[path] | {"return_token_ids": True}).body["choices"][0]
     assert whole["token_ids"] == rig.script_ids[:4]
+
+
+def test_an_event_is_one_line_whatever_a_client_takes_for_its_end(ask, rig):
+    text = "a\u2028b\u2029c\x85d\x0be\n\rf"
+    rig.script(text)
+    body = BODIES["/v1/completions"] | {"stream": True, "max_tokens": 100}
+    lines = [
+        line for line in ask("POST", "/v1/completions", body).body.decode().splitlines() if line
+    ]
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
 
 
 @BOTH
