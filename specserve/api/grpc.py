@@ -8,7 +8,7 @@ once, which aborts the request, while a suspended generator would wait for the c
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from specserve.api.to_proto import (
     stream_response_of,
 )
 from specserve.api.tracing import trace_context
-from specserve.errors import Cancelled, InvalidField, Unavailable, Unsupported, from_code
+from specserve.errors import Cancelled, Exhausted, InvalidField, Unavailable, Unsupported, from_code
 from specserve.types import Profiled
 from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES
 
@@ -41,6 +41,9 @@ SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "A
 _MAX_PROFILE_ROUNDS = 1000
 _MAX_DRAIN_S = 86_400.0
 _TELLING_S = 0.2  # for an answer to reach its caller
+# That a client takes nothing of its stream, whose request then ends, as the kernel ends it over
+# HTTP: while what is to be sent waits, the request has its place.
+_UNREAD_S = 30.0
 
 
 class GenerationServicer:
@@ -61,7 +64,7 @@ class GenerationServicer:
     async def GenerateStream(self, request: pb.GenerateRequest, context: Context) -> None:
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
-                await context.write(stream_response_of(event))
+                await _taken(context.write(stream_response_of(event)))
 
     def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
         service = self._service
@@ -201,6 +204,14 @@ class SpecInfoServicer:
             if hub.draining.is_set():
                 return
         raise Unavailable("target lost")
+
+
+async def _taken(writing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(_UNREAD_S):
+            await writing
+    except TimeoutError as error:
+        raise Exhausted(f"stream: nothing of it was taken for {_UNREAD_S:g} s") from error
 
 
 def add_servicers(service: Service, server: grpc.aio.Server) -> None:
