@@ -243,6 +243,7 @@ def test_a_drain_that_runs_out_of_time_says_what_is_left(make_rig):
         stream.cancel()
 
 
+@pytest.mark.slow
 def test_a_drain_that_was_announced_begins_though_its_caller_has_left(make_rig):
     rig = make_rig(door={"drain_notice_s": 0.5})
     with grpc.insecure_channel(rig.address) as channel:

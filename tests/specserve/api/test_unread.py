@@ -11,6 +11,8 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from tests.specserve.api.http2_frames import PREFACE, SETTINGS, call_of, frame
 
+pytestmark = pytest.mark.slow
+
 NO_WINDOW = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # answers may have 0 bytes
 
 
