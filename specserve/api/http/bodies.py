@@ -6,7 +6,7 @@ unset: what the model's own generation config says, or neutral values.
 """
 
 import difflib
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -97,11 +97,12 @@ class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. `name` is accepted and has no meaning."""
+    """One turn. `name` is accepted and has no meaning, and so is the type of a text."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    type: Literal["text"] = "text"  # lm-evaluation-harness writes it
 
     @property
     def text(self) -> str:

@@ -40,6 +40,13 @@ def test_an_empty_list_in_a_message_says_nothing():
     assert [message.text for message in body.messages] == ["fox", "the", ""]
 
 
+def test_a_message_may_say_that_it_is_a_text():
+    body = chat_of(messages=[USER | {"type": "text"}])
+    assert body.messages[0].text == "fox"
+    with pytest.raises(InvalidField):
+        chat_of(messages=[USER | {"type": "image"}])
+
+
 def test_who_is_lenient_is_so_within_messages_too():
     part = {"type": "text", "text": "jumps", "cache_control": {"type": "ephemeral"}}
     picture = {"type": "image_url", "image_url": {"url": "x"}}
