@@ -50,6 +50,10 @@ _STALL_SHARE = 0.25  # of the silence that ends the service, after which its hea
 # Longer than the target's pauses between reports. Where everything was paused, this process may
 # wake first and find its own limit over.
 _SECOND_LOOK_S = 2.0
+# Messages that may wait for a target that says nothing; far fewer than its socket takes, since what
+# ends requests is sent all the same. Clients that leave a service that is held up, and ask again,
+# would make it lost.
+_MOST_UNHEARD = 4096
 # Whoever started both processes knows which of its ranks died, and says so soon after the end of
 # the socket.
 _LAUNCHERS_WORD_S = 0.3
@@ -83,6 +87,7 @@ class Hub:
         self._requests: dict[tuple[str, str], OpenRequest] = {}
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_admitted = 0
+        self._num_unheard = 0  # messages to the target since it said anything
         self._idle = asyncio.Event()
         self._idle.set()
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}  # by path; at most one
@@ -167,7 +172,10 @@ class Hub:
         """
         if opened.failure is not None:
             raise opened.failure
+        if self._num_unheard >= _MOST_UNHEARD:
+            raise Unavailable(f"the target is held up: {self._num_unheard} messages wait for it")
         self._control.send(Submit(msgspec.structs.replace(request, request_id=opened.wire_id)))
+        self._num_unheard += 1
         opened.submitted = True
 
     def stop_sample(self, opened: OpenRequest, sample_index: int) -> None:
@@ -333,6 +341,7 @@ class Hub:
             return None
 
     def _dispatch(self, message: FromTarget) -> None:
+        self._num_unheard = 0
         self._handlers[type(message)](message)
 
     def _on_round(self, message: RoundEvents) -> None:
@@ -383,6 +392,7 @@ class Hub:
         """For what cannot be refused: a target that stopped reading is lost, not slow."""
         try:
             self._control.send(message)
+            self._num_unheard += 1
         except Unavailable as error:
             self.target_lost(str(error))
 

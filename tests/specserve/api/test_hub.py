@@ -11,6 +11,7 @@ from specserve.errors import Cancelled, Unavailable
 from specserve.transport.control.control import TargetControl
 from specserve.types import (
     Hello,
+    Load,
     Profile,
     Profiled,
     Request,
@@ -128,3 +129,55 @@ def test_a_target_may_be_lost_in_the_turn_in_which_it_answers(tmp_path):
         return await profiling
 
     assert asyncio.run(profile()) == Profiled("trace.json")
+
+
+def test_a_target_that_is_held_up_survives_clients_that_ask_again_and_again(tmp_path):
+    """Each asks, leaves and asks anew, for as long as a round takes too long."""
+
+    async def ask_again():
+        hub, target = hub_in(tmp_path), TargetControl(tmp_path)
+        running = asyncio.create_task(hub.run())
+        target.announce(ready(400))
+        await hub.ready
+        target.receive()  # the greeting
+        refusals: set[str] = set()
+        num_refused = 0
+        for number in range(20_000):
+            opened = hub.admit("r", NOBODY)
+            try:
+                hub.submit(opened, request_of(number))
+            except Unavailable as error:
+                refusals.add(str(error))
+                num_refused += 1
+            finally:
+                hub.release(opened)
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        assert refusals == {"the target is held up: 4096 messages wait for it"}
+        assert not hub.lost.is_set()
+        num_heard = 0
+        async with asyncio.timeout(10):
+            while num_heard < 2 * (20_000 - num_refused):
+                num_heard += len(target.receive())
+                await asyncio.sleep(0)
+            target.send(Load())
+            while True:
+                opened = hub.admit("r", NOBODY)
+                try:
+                    hub.submit(opened, request_of(0))
+                    break
+                except Unavailable:  # what the target has sent is on its way
+                    hub.release(opened)
+                    await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
+        hub.close()
+        target.close()
+
+    asyncio.run(ask_again())
+
+
+def request_of(number: int) -> Request:
+    return Request(
+        request_id="r", prompt_token_ids=[number % 400], sampling=SamplingParams(), seed=1
+    )
