@@ -201,6 +201,12 @@ class Gathered:
         self.samples[self.index(call, end.sample_index)].end = end
 
     @property
+    def num_logprobs(self) -> int:
+        """Positions that are told of, of prompts and of what is kept of answers."""
+        of_samples = sum(len(sample.logprobs) for sample in self.samples)
+        return of_samples + sum(map(len, self.prompt_logprobs))
+
+    @property
     def usage(self) -> Json:
         """As reported at the end; counts so far before that."""
         if len(self.finished) == len(self.prompts):

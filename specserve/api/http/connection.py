@@ -115,8 +115,9 @@ class Reply:
         self._headers = dict(headers or {})
         self.has_begun = False
 
-    async def json(self, body: Any, status: int = 200) -> None:  # noqa: ANN401 - what JSON holds
-        await self.content(msgspec.json.encode(body), status, _JSON)
+    async def json(self, content: bytes, status: int = 200) -> None:
+        """`content` is JSON already."""
+        await self.content(content, status, _JSON)
 
     async def refuse(self, refusal: Refusal) -> None:
         """With a status, or within a stream that has begun."""

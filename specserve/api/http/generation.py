@@ -33,6 +33,7 @@ from specserve.validation import MAX_SAMPLES, check_prompt_len
 
 WARNING = "x-specserve-warning"
 _LARGE_BYTES = 64 * 1024  # of a body that takes longer than a millisecond to read
+_MANY_LOGPROBS = 1000  # positions of an answer that takes milliseconds to write
 
 
 class Asked(NamedTuple):
@@ -122,12 +123,13 @@ class GenerationEndpoint(ABC, Generic[Body]):
                         gathered.add_delta(call, event)
                     case Finished():
                         gathered.finish(call, event)
-        choices = [asked.form.whole(gathered, index) for index in range(len(gathered.samples))]
-        answer = head(choices) | {"usage": gathered.usage}
-        for index, choice in enumerate(choices):
-            place = answer if asked.form.is_of_one_prompt else choice
-            place.update(_told_of_prompt(asked, gathered, gathered.call_of(index)))
-        await reply.json(answer | gathered.metrics(self.service.ready.gamma))
+
+        def encoded() -> bytes:
+            answer = _whole_of(asked, head, gathered)
+            return msgspec.json.encode(answer | gathered.metrics(self.service.ready.gamma))
+
+        is_large = gathered.num_logprobs > _MANY_LOGPROBS
+        await reply.json(await self.service.tokenizer.off_loop(encoded) if is_large else encoded())
 
     async def _stream(self, asked: Asked, chunks: "_Chunks", reply: Reply) -> None:
         async with aclosing(merged(self.service, asked.calls)) as events:
@@ -137,6 +139,16 @@ class GenerationEndpoint(ABC, Generic[Body]):
         for chunk in chunks.last(self.service.ready.gamma):
             await reply.event(chunk)
         await reply.done()
+
+
+def _whole_of(asked: Asked, head: Head, gathered: Gathered) -> Json:
+    """All of an answer but `metrics`."""
+    choices = [asked.form.whole(gathered, index) for index in range(len(gathered.samples))]
+    answer = head(choices) | {"usage": gathered.usage}
+    for index, choice in enumerate(choices):
+        place = answer if asked.form.is_of_one_prompt else choice
+        place.update(_told_of_prompt(asked, gathered, gathered.call_of(index)))
+    return answer
 
 
 class _Chunks:
