@@ -185,7 +185,8 @@ def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Bo
     }
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not is_lenient:
-        raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
+        first = unknown[0][:64]  # to look for one that is like it takes long, where it is long
+        raise InvalidField(first, _unknown_problem(first, kind))
     for name in unknown:
         del fields[name]
     if is_lenient:

@@ -1,6 +1,7 @@
 """Bodies as clients write them: with nulls, with parts, and with values that are too large."""
 
 import json
+import time
 
 import pytest
 
@@ -105,6 +106,15 @@ def test_depth_is_no_defect(depth: int):
     content = b'{"messages": ' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(InvalidField):
         read_body(content, ChatBody, is_lenient=False)
+
+
+def test_a_name_of_megabytes_is_compared_with_none():
+    content = json.dumps({"temperature" * 800_000: 1}).encode()
+    began_s = time.process_time()
+    with pytest.raises(InvalidField, match="is not served by this path") as caught:
+        read_body(content, CompletionBody, is_lenient=False)
+    assert time.process_time() - began_s < 0.25  # a second, where all of it is looked at
+    assert len(caught.value.field) == 64
 
 
 def test_an_unknown_null_is_no_reason_for_a_warning():
