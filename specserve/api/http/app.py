@@ -2,7 +2,7 @@
 """All paths of the HTTP front end, and what is answered where there is none."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread
 from specserve.api.http.generation import ChatCompletions, Completions
 from specserve.api.http.guard import KeyRequired
+from specserve.api.http.ignored import warning_of
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
 from specserve.api.http.to_calls import chat_options, messages_of
@@ -95,7 +96,7 @@ class _Paths:
 
     async def tokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, _ = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
+        body, ignored = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
         self._require(body.model)
         tokenizer = self._service.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -116,16 +117,16 @@ class _Paths:
             answer["token_strs"] = await tokenizer.off_loop(
                 lambda: [tokenizer.decode([token_id]) for token_id in ids]
             )
-        return _json(answer)
+        return _json(answer, headers=warning_of(ignored))
 
     async def detokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, _ = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
+        body, ignored = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
         self._require(body.model)
         check_token_ids("tokens", body.tokens, self._service.ready.vocab_size)
         tokenizer = self._service.tokenizer
         text = await tokenizer.off_loop(lambda: tokenizer.decode(body.tokens))
-        return _json({"prompt": text})
+        return _json({"prompt": text}, headers=warning_of(ignored))
 
     async def live(self, request: Request) -> Response:
         """200 unless nothing is decoded any more: then it helps to start the service anew."""
@@ -223,5 +224,9 @@ def _refused(refusal: Refusal) -> Response:
     )
 
 
-def _json(body: Any, status: int = 200) -> Response:  # noqa: ANN401 - what JSON holds
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+def _json(
+    body: Any,  # noqa: ANN401 - what JSON holds
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

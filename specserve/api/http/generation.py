@@ -23,6 +23,7 @@ from specserve.api.http.bodies import (
 from specserve.api.http.completion_logprobs import Echo, echo_of, prompt_logprobs
 from specserve.api.http.connection import Gone, Reply, read_content, refuse_unread, unless_gone
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
+from specserve.api.http.ignored import warning_of
 from specserve.api.http.merged import merged
 from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
@@ -31,7 +32,6 @@ from specserve.api.tracing import trace_context
 from specserve.errors import InvalidField
 from specserve.validation import MAX_SAMPLES, check_prompt_len
 
-WARNING = "x-specserve-warning"
 _LARGE_BYTES = 64 * 1024  # of a body that takes longer than a millisecond to read
 _MANY_LOGPROBS = 1000  # positions of an answer that takes milliseconds to write
 
@@ -69,9 +69,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         try:
             self.service.require_place()  # nothing is parsed or encoded for who finds none
             body, ignored = await self._read(content)
-            if ignored:
-                names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more
-                reply = Reply(send, {WARNING: f"ignored: {names[:512]}"})
+            reply = Reply(send, warning_of(ignored))
             await self._serve(body, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))

@@ -289,6 +289,10 @@ def test_a_lenient_service_leaves_out_what_it_does_not_know(make_rig):
     answer = send(rig.url, "POST", "/v1/completions", body)
     assert answer.status == 200
     assert answer.headers["x-specserve-warning"] == "ignored: best_of, temprature"
+    for path, body in (("/tokenize", {"prompt": "fox"}), ("/detokenize", {"tokens": [5]})):
+        assert "x-specserve-warning" not in send(rig.url, "POST", path, body).headers
+        answer = send(rig.url, "POST", path, body | {"extra": 1})
+        assert (answer.status, answer.headers["x-specserve-warning"]) == (200, "ignored: extra")
     body = {"prompt": "fox", "max_tokens": 2, "日": 1, "a\r\nx-other: b": 1}
     for more in ({}, {"stream": True}):
         answer = send(rig.url, "POST", "/v1/completions", body | more)
