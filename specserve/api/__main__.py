@@ -30,6 +30,7 @@ from specserve.processes.process import (
     pin,
     report_failure,
     report_ready,
+    share_heap,
 )
 from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.telemetry import setup_logging
@@ -130,6 +131,7 @@ def main() -> int:
     """The exit code: 0 after a clean stop, 1 if it could not start or had to give up."""
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
+    share_heap()
     setup_logging("api")
     try:
         config = read_resolved(arguments.config)
