@@ -37,8 +37,12 @@ class TrainingRecord:
 
 
 def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights as they are stored: bfloat16."""
-    return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
+    """The weights as they are stored: bfloat16; tables of tokens as they are."""
+    return {name: _rounded(weight.detach().cpu()).contiguous() for name, weight in weights.items()}
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    return weight.to(torch.bfloat16) if weight.is_floating_point() else weight
 
 
 def write_drafter(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draft_node.training import losses, text_source
+from draft_node.training import draft_vocabulary, losses, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
 from draft_node.training.block_model import BlockModel
@@ -27,7 +27,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
-from specserve.drafters.spec import Eagle3Spec
+from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.errors import InvalidField
 from specserve.processes.process import keep_freed_memory
 
@@ -65,7 +65,8 @@ def train(arguments: argparse.Namespace, command: str) -> int:
             )  # fmt: skip
             drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
             sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
-            objective = BlockObjective(drafter, target, config, sample)
+            draft_ids = _drafted(spec, initial, source)
+            objective = BlockObjective(drafter, target, config, sample, draft_ids)
             trainer = _trainer(arguments, objective, source, folder, initial)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
             if not run_until_stopped(trainer, schedule, console):
@@ -73,6 +74,23 @@ def train(arguments: argparse.Namespace, command: str) -> int:
                 return EXIT_STOPPED
             _export(arguments, command, objective, source, trainer)
     return 0
+
+
+def _drafted(
+    spec: BlockSpec | Eagle3Spec, initial: dict[str, Tensor] | None, source: TextSource
+) -> Tensor | None:
+    """The tokens that are drafted, as --init has them or by the text; None for all of them."""
+    given = None if initial is None else draft_vocabulary.from_tables(initial)
+    if given is not None or not spec.reduces_vocab:
+        return given
+    training, size = source.training.values(), spec.draft_vocab_size
+    ids = draft_vocabulary.most_frequent(training, size, spec.decoder.vocab_size)
+    for name, stream in source.held_out.items():
+        share = draft_vocabulary.coverage(stream, ids)
+        log.info(
+            "%d tokens are drafted: %.1f %% of what is held out of %s", size, 100 * share, name
+        )
+    return ids
 
 
 def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:
@@ -127,6 +145,8 @@ def _export(
     drafter, progress = objective.drafter, trainer.progress
     weights = rounded(drafter.state_dict())
     drafter.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    if (ids := objective.vocabulary.ids) is not None:
+        weights |= draft_vocabulary.tables(ids, drafter.spec.decoder.vocab_size)
     log.info("measuring the stored weights")
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)

@@ -38,7 +38,7 @@ class StepwiseAttention(DenseAttention):
 
     def __init__(self, target: FrozenTarget, num_rows: int, length: int) -> None:
         spec = target.spec
-        super().__init__(num_rows, spec.num_kv_heads)
+        super().__init__(num_rows, spec.num_kv_heads, target.dtype)
         shape = (2, spec.num_layers, num_rows, spec.num_kv_heads, length, spec.head_dim)
         self._entries = torch.empty(shape, dtype=target.dtype, device=target.device)
         self.length = 0  # tokens of a row that are known; whoever runs the forward moves it on
@@ -53,10 +53,10 @@ class StepwiseAttention(DenseAttention):
             return super().run(layer_index, q, k, v)
         assert end == self.length + 1, "one token at a time"
         # The heads that share a key head are its queries: nothing has to be repeated.
-        queries = q.view(*fresh.shape[1:3], -1, q.shape[-1])
+        queries = q.view(*fresh.shape[1:3], -1, q.shape[-1]).to(mine.dtype)
         keys, values = mine[:, :, :, :end]
         mixed = F.scaled_dot_product_attention(queries, keys, values)
-        return mixed.reshape(q.shape)
+        return mixed.reshape(q.shape).to(q.dtype)
 
 
 @torch.inference_mode()
