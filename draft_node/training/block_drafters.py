@@ -56,6 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "smaller head is read and trained faster (default: all tokens)",
     )  # fmt: skip
     parser.add_argument(
+        "--store-bits", type=int, choices=(8, 16), default=16,
+        help="bits of a stored weight; matrices of 8 have a scale for every 64 (default: 16)",
+    )  # fmt: skip
+    parser.add_argument(
         "--anchors", type=positive_int, default=32,
         help="blocks in 256 tokens, at most 256 less gamma (default: 32)",
     )  # fmt: skip

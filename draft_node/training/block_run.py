@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_node.training import draft_vocabulary, losses, text_source
 from draft_node.training.batches import BatchSource
-from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
+from draft_node.training.block_export import TrainingRecord, as_read, stored, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import (
     WINDOW,
@@ -143,10 +143,10 @@ def _export(
 ) -> None:
     """Measure the weights as they will be stored, then write the folder."""
     drafter, progress = objective.drafter, trainer.progress
-    weights = rounded(drafter.state_dict())
-    drafter.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    tensors = stored(drafter.state_dict(), arguments.store_bits)
+    drafter.load_state_dict(as_read(tensors))
     if (ids := objective.vocabulary.ids) is not None:
-        weights |= draft_vocabulary.tables(ids, drafter.spec.decoder.vocab_size)
+        tensors |= draft_vocabulary.tables(ids, drafter.spec.decoder.vocab_size)
     log.info("measuring the stored weights")
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
@@ -161,7 +161,7 @@ def _export(
         num_anchors=arguments.anchors,
         max_gap=arguments.max_gap,
     )
-    write_drafter(weights, drafter.spec, record, figures, arguments.out)
+    write_drafter(tensors, drafter.spec, record, figures, arguments.out)
     log.info("exported step %d to %s", progress.step, arguments.out)
 
 

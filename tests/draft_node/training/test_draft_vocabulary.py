@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from draft_node.training import draft_vocabulary, losses
-from draft_node.training.block_export import rounded, write_drafter
+from draft_node.training.block_export import as_read, stored, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import Figures
 from draft_node.training.block_start import starting_point
@@ -42,11 +42,11 @@ def cut(target: FrozenTarget, kind: str, **config):
 
 
 def export(objective, out) -> None:
-    weights = rounded(objective.drafter.state_dict())
-    objective.drafter.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    weights |= draft_vocabulary.tables(objective.vocabulary.ids, VOCAB)
+    tensors = stored(objective.drafter.state_dict())
+    objective.drafter.load_state_dict(as_read(tensors))
+    tensors |= draft_vocabulary.tables(objective.vocabulary.ids, VOCAB)
     figures = {"text": {0: Figures(2.5, [0.5] * objective.drafter.spec.gamma, 0.1)}}
-    write_drafter(weights, objective.drafter.spec, RECORD, figures, out)
+    write_drafter(tensors, objective.drafter.spec, RECORD, figures, out)
 
 
 def test_the_most_frequent_learned_tokens_are_chosen():
