@@ -20,7 +20,8 @@ from specserve.settings.target_source import EMBEDDED_TARGET
 
 DEFAULT_GAMMA = 7
 DEFAULT_NUM_KEPT = NUM_KEPT
-DSPARK, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL = "dspark", "dflash", "dels", "lm"
+DSPARK, DSPARK_ASYNC, DFLASH, EAGLE3 = "dspark", "dspark-async", "dflash", "eagle3"
+LOCAL_HEAD, LANGUAGE_MODEL = "dels", "lm"
 _WORD = re.compile(r"(?:(?P<label>[\w.-]+)=)?(?P<place>[^+]+)(?:\+(?P<head>.+))?")
 
 
