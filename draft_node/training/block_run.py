@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from itertools import product
 from pathlib import Path
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from draft_node.training.device import is_cpu
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.options import work_folder
+from draft_node.training.progress import each
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -147,9 +149,8 @@ def _export(
     drafter.load_state_dict(as_read(tensors))
     if (ids := objective.vocabulary.ids) is not None:
         tensors |= draft_vocabulary.tables(ids, drafter.spec.decoder.vocab_size)
-    log.info("measuring the stored weights")
     with trainer.autocast():
-        figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
+        figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 2)
     tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
     refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
@@ -169,7 +170,8 @@ def measure(
     objective: BlockObjective, held_out: Streams, num_tokens: int
 ) -> dict[str, dict[int, Figures]]:
     """Figures by domain and gap over the first num_tokens tokens of each stream."""
-    return {
-        domain: {gap: objective.measure(stream[:num_tokens], gap) for gap in MEASURED_GAPS}
-        for domain, stream in held_out.items()
-    }
+    figures: dict[str, dict[int, Figures]] = {domain: {} for domain in held_out}
+    pairs = list(product(held_out, MEASURED_GAPS))
+    for domain, gap in each("measuring the stored weights", pairs):
+        figures[domain][gap] = objective.measure(held_out[domain][:num_tokens], gap)
+    return figures

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training.frozen_target import DenseAttention, FrozenTarget
+from draft_node.training.progress import each
 
 log = logging.getLogger(__name__)
 
@@ -69,19 +70,17 @@ def continue_rows(
     attention = StepwiseAttention(target, rows, length)
     start = int(prompt_lens.min())
     fresh = tokens[:, :start]
-    while True:
+    for place in each(f"the target writes {rows} texts, tokens of each", range(start, length)):
         count = fresh.shape[1]
         positions = torch.arange(attention.length, attention.length + count, device=tokens.device)
         hidden, _ = target.model.forward(fresh.flatten(), positions.repeat(rows), attention)
         attention.length += count
-        place = attention.length
-        if place == length:
-            return tokens
         logits = target.model.logits(hidden.view(rows, count, -1)[:, -1])
         assert logits is not None, "a single rank has the logits"
         drawn = _draw(logits, generator)
         tokens[:, place] = torch.where(place < prompt_lens, tokens[:, place], drawn)
         fresh = tokens[:, place : place + 1]
+    return tokens
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
