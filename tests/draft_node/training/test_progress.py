@@ -6,10 +6,8 @@ import pty
 import subprocess
 import sys
 
-import pytest
-
 from draft_node.training import progress
-from draft_node.training.progress import _Lines, each, shown
+from draft_node.training.progress import _Lines, each
 
 
 def test_all_items_come_through_in_order():
@@ -33,12 +31,6 @@ def test_work_of_unknown_length_is_counted(caplog):
     now = iter([0.0, 16.0])
     _Lines("collecting text", None, lambda: next(now)).advance(7)
     assert caplog.messages == ["collecting text: 7 so far"]
-
-
-def test_a_failure_inside_is_told():
-    with pytest.raises(KeyError, match="mine"), shown("failing", 3) as advance:
-        advance(1)
-        raise KeyError("mine")
 
 
 def test_a_terminal_has_a_bar():
