@@ -15,12 +15,12 @@ from specserve.drafters.protocol import Drafter
 from specserve.errors import InvalidField
 from specserve.models.transformer import Transformer
 from specserve.settings.config import NUM_KEPT, SpeculationConfig
-from specserve.settings.drafter_source import NGRAM, embedded_drafters, locate_drafter
-from specserve.settings.target_source import EMBEDDED_TARGET
+from specserve.settings.drafter_source import NGRAM, locate_drafter, shipped_drafters
 
 DEFAULT_GAMMA = 7
 DEFAULT_NUM_KEPT = NUM_KEPT
-DSPARK, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL = "dspark", "dflash", "dels", "lm"
+DSPARK, DSPARK_ASYNC, DFLASH, EAGLE3 = "dspark", "dspark-async", "dflash", "eagle3"
+LOCAL_HEAD, LANGUAGE_MODEL = "dels", "lm"
 _WORD = re.compile(r"(?:(?P<label>[\w.-]+)=)?(?P<place>[^+]+)(?:\+(?P<head>.+))?")
 
 
@@ -89,9 +89,9 @@ def read_choices(arguments: argparse.Namespace, target: Path) -> list[DrafterCho
 
 
 def default_words(target: Path) -> list[str]:
-    """Of the embedded target its drafters, a head on top of its DFlash; and prompt lookup."""
-    known = embedded_drafters() if target == EMBEDDED_TARGET else []
-    words = [name for name in (DSPARK, DFLASH, LANGUAGE_MODEL) if name in known]
+    """The drafters that come with the target, a head on top of its DFlash; and prompt lookup."""
+    known = shipped_drafters(target)
+    words = [name for name in (DSPARK, DFLASH, EAGLE3, LANGUAGE_MODEL) if name in known]
     if DFLASH in known and LOCAL_HEAD in known:
         words.append(f"{LOCAL_HEAD}={DFLASH}+{LOCAL_HEAD}")
     return [*words, NGRAM]

@@ -169,7 +169,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
             collected.add_depth(measurer, measurer.load(choice))
     ratios = compare(collected.cells)
     return Results(
-        summary=summarise(ratios, collected.calibration, plan),
+        summary=summarise(collected.cells, collected.calibration, plan),
         drafters=collected.drafters,
         cells=collected.cells,
         ratios=ratios,

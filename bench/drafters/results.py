@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from bench.acceptance import (
     accept_len,
@@ -14,7 +15,14 @@ from bench.acceptance import (
 )
 from bench.bootstrap import Interval, Rate, interval, mean_ratio, ratio
 from bench.domains import GreedyCheck
-from bench.drafter_choice import DFLASH, DSPARK, LOCAL_HEAD, DrafterChoice
+from bench.drafter_choice import (
+    DFLASH,
+    DSPARK,
+    DSPARK_ASYNC,
+    EAGLE3,
+    LOCAL_HEAD,
+    DrafterChoice,
+)
 from bench.drafters.plan import Condition, Plan, TrainingBudget
 from bench.loops import LoopCount
 from bench.machine import Machine
@@ -175,12 +183,19 @@ def _ratio_rows(cells: Sequence[Cell], over: str, under: str) -> list[RatioRow]:
     return rows
 
 
-def summarise(
-    ratios: Sequence[RatioRow], calibration: Sequence[CalibrationRow], plan: Plan
-) -> Summary:
+_RATIOS = {  # goals are set for these: the key, who, over whom
+    f"{DSPARK}_over_{DFLASH}": (DSPARK, DFLASH),
+    f"{DSPARK}_over_{EAGLE3}": (DSPARK, EAGLE3),
+    f"{LOCAL_HEAD}_over_{DFLASH}": (LOCAL_HEAD, DFLASH),
+    "async_over_sync_accept_len": (DSPARK_ASYNC, DSPARK),
+}
+
+
+def summarise(cells: Sequence[Cell], calibration: Sequence[CalibrationRow], plan: Plan) -> Summary:
     """The figures that goals are set for; None for what was not measured.
 
     Ratios are means over domains at temperature 1: foreseeable without a suffix, and coupled.
+    Accept lengths of DSpark are over all prompts, at temperature 1 (foreseeable) and 0.
     """
     summary: Summary = {
         "temperature": 1.0,
@@ -189,25 +204,41 @@ def summarise(
         "num_prompts": float(plan.num_prompts * max(1, len(plan.domains))),
         "gamma": float(plan.gamma),
     }
-    for over in (DSPARK, LOCAL_HEAD):
+    for key, (over, under) in _RATIOS.items():
+        means = {
+            row.method: row.ratio
+            for row in _ratio_rows(cells, over, under)
+            if row.domain is None and row.temperature == 1
+        }
         for method, suffix in (
             (VerificationMethod.FORESEEABLE, ""),
             (VerificationMethod.COUPLED, "_coupled"),
         ):
-            key = f"{over}_over_{DFLASH}{suffix}"
-            found = _mean_of(ratios, over, method)
-            summary[key] = None if found is None else found.value
-            summary[f"{key}_lo"] = None if found is None else found.low
-            summary[f"{key}_hi"] = None if found is None else found.high
+            summary |= _with_ends(f"{key}{suffix}", means.get(method))
+    for temperature in (1.0, 0.0):
+        found = _pooled(cells, DSPARK, temperature)
+        summary |= _with_ends(f"accept_len_{DSPARK}_t{temperature:.0f}", found)
     row = next((row for row in calibration if row.drafter == DSPARK), None)
     summary["ece_before"] = None if row is None else row.ece_before
     summary["ece_after"] = None if row is None else row.ece_after
     return summary
 
 
-def _mean_of(ratios: Sequence[RatioRow], over: str, method: VerificationMethod) -> Interval | None:
-    wanted = (over, DFLASH, None, 1.0, method)
-    for row in ratios:
-        if (row.over, row.under, row.domain, row.temperature, row.method) == wanted:
-            return row.ratio
-    return None
+def _with_ends(key: str, found: Interval | None) -> Summary:
+    ends = {"": "value", "_lo": "low", "_hi": "high"}
+    return {key + end: None if found is None else getattr(found, ends[end]) for end in ends}
+
+
+def _pooled(cells: Sequence[Cell], drafter: str, temperature: float) -> Interval | None:
+    """Tokens a round over the prompts of all domains."""
+    rates = [
+        cell.rate
+        for cell in cells
+        if cell.drafter == drafter
+        and cell.condition.temperature == temperature
+        and cell.condition.method == VerificationMethod.FORESEEABLE
+    ]
+    if not rates:
+        return None
+    over, under = (np.concatenate([getattr(r, side) for r in rates]) for side in ("over", "under"))
+    return interval(Rate(over, under))

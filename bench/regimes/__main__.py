@@ -24,13 +24,13 @@ from bench.domains import DOMAINS
 from bench.drafter_choice import (
     DFLASH,
     DSPARK,
+    DSPARK_ASYNC,
     LANGUAGE_MODEL,
     LOCAL_HEAD,
     DrafterChoice,
     parse_choice,
 )
 from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
-from bench.regimes.arms import DSPARK_ASYNC
 from bench.regimes.plan import FAMILIES, FULL, QUICK, SAMPLING_FIELDS, Plan, read_sampling
 from bench.regimes.plots import draw
 from bench.regimes.report import TITLE, conditions, tables, verdict
@@ -46,8 +46,8 @@ from bench.writing import (
 from specserve.errors import InvalidField, SpecserveError
 from specserve.models.config import DTYPES
 from specserve.sampling.verification.method import VerificationMethod
-from specserve.settings.drafter_source import NGRAM, embedded_drafters
-from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
+from specserve.settings.drafter_source import NGRAM, shipped_drafters
+from specserve.settings.target_source import locate_target
 
 _NAME = "bench.regimes"
 _LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL, NGRAM)
@@ -124,7 +124,7 @@ def read_drafters(words: Sequence[str], target: Path) -> dict[str, DrafterChoice
 
     Raises InvalidField.
     """
-    known = embedded_drafters() if target == EMBEDDED_TARGET else []
+    known = shipped_drafters(target)
     defaults = [name for name in (DSPARK, DSPARK_ASYNC, DFLASH, LANGUAGE_MODEL) if name in known]
     if DFLASH in known and LOCAL_HEAD in known:
         defaults.append(f"{LOCAL_HEAD}={DFLASH}+{LOCAL_HEAD}")

@@ -10,13 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
+from bench.drafter_choice import (
+    DFLASH,
+    DSPARK,
+    DSPARK_ASYNC,
+    LANGUAGE_MODEL,
+    LOCAL_HEAD,
+    DrafterChoice,
+)
 from bench.regimes.plan import Plan
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.drafter_source import NGRAM
 
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
-DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
 FAN_OUT = "fan-out"  # in the name of a contest of budgets
 DEFAULT_FAN_OUT, DEFAULT_MISS_POLICY = 32, "auto"
 MISS_POLICIES = ("auto", "skip", "ngram", "local_draft", "draft_now")

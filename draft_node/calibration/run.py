@@ -15,7 +15,7 @@ from draft_node.calibration import plot
 from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
 from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
 from draft_node.calibration.metrics import survivals
-from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
+from draft_node.calibration.texts import Prompt, Text, held_out_requests, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.backends.choose import choose_backend
@@ -108,7 +108,10 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples, dict[str,
     max_len = model.config.max_position_embeddings - room
     if max_len < 1:
         raise InvalidField("--num-tokens", f"{job.num_tokens} leave no room for a prompt")
-    prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
+    if job.data is None:
+        prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
+    else:
+        prompts = held_out_requests(job.data, job.num_prompts, max_len, model.config.vocab_size)
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
     pair = _load_pair(job, model, longest)
     with _bar(console) as bar:

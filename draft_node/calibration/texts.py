@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from draft_node.offline_target import OfflineTarget
+from draft_node.training.chats.store import ChatStore, is_held_out
 from specserve.errors import InvalidField
 from specserve.models.tokenizer_files import load_tokenizer
 from specserve.sampling.batch import SamplingBatch
@@ -57,6 +58,28 @@ def read_prompts(path: Path, target: Path, count: int, max_len: int) -> list[Pro
                     raise InvalidField("--prompts", f"{file}: prompt {number + 1} has no tokens")
                 chosen.append(Prompt(file.stem, tuple(token_ids[-max_len:])))
     return chosen
+
+
+def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -> list[Prompt]:
+    """`count` requests of the chats in `folder`, in their template, none of which is learned.
+
+    Those that are longer than `max_len` tokens are left out: what they ask stands at their end,
+    and what is said of it before. Raises `InvalidField` if there are too few, or none of this
+    vocabulary.
+    """
+    found = dict.fromkeys(
+        tuple(map(int, exchange.prompt_ids))
+        for exchange in ChatStore(folder).exchanges()
+        if is_held_out(exchange) and len(exchange.prompt_ids) <= max_len
+    )
+    if len(found) < count:
+        raise InvalidField("--num-prompts", f"{folder} has only {len(found)} held-out requests")
+    if (most := max(map(max, found))) >= vocab_size:
+        raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
+    # Kinds of chats take turns, but not evenly: the first few would be of one kind.
+    step = len(found) / count
+    requests = list(found)
+    return [Prompt("chat", requests[int(place * step)]) for place in range(count)]
 
 
 def _read_texts(path: Path) -> list[str]:

@@ -17,6 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from draft_node.training.progress import each
+
 WINDOW = 256
 _CHUNK = 512  # documents encoded at a time
 
@@ -29,7 +31,7 @@ def encode_stream(tokenizer: Tokenizer, texts: Iterable[str], separator: str) ->
         raise ValueError(f"the tokenizer has no token {separator}")
     kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     parts = []
-    for start in range(0, len(documents), _CHUNK):
+    for start in each("encoding text", range(0, len(documents), _CHUNK)):
         # encode_special_tokens: text that spells a special token must not become one.
         tokenizer.encode_special_tokens = True
         for encoding in tokenizer.encode_batch_fast(documents[start : start + _CHUNK]):

@@ -17,6 +17,7 @@ def config_json(
     own = _eagle3_json(spec) if isinstance(spec, Eagle3Spec) else _block_json(spec, num_anchors)
     config: dict[str, object] = {
         **own,
+        **({"draft_vocab_size": spec.draft_vocab_size} if spec.reduces_vocab else {}),
         "target_layer_ids": list(spec.feature_layers),
         "num_target_layers": spec.num_target_layers,
         **_decoder_json(spec.decoder),

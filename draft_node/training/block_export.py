@@ -19,6 +19,7 @@ from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
 from specserve.drafters.spec import BlockSpec, Eagle3Spec
+from specserve.models.scaled_bytes import packed, unpacked
 
 FIGURES = "held_out.json"
 
@@ -36,19 +37,32 @@ class TrainingRecord:
     max_gap: int
 
 
-def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights as they are stored: bfloat16."""
-    return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
+def stored(weights: Mapping[str, Tensor], bits: int = 16) -> dict[str, Tensor]:
+    """The weights as they are stored: bfloat16, or (`bits` 8) matrices as bytes with scales."""
+    plain = {name: weight.detach().to("cpu").contiguous() for name, weight in weights.items()}
+    if bits == 8:
+        plain = packed(plain)
+    return {name: _halved(tensor) for name, tensor in plain.items()}
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """float32 as bfloat16: neither scales nor tables."""
+    return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
+
+
+def as_read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `stored` made, float32, as whoever loads it reads it."""
+    return {name: tensor.float() for name, tensor in unpacked(tensors).items()}
 
 
 def write_drafter(
-    weights: Mapping[str, Tensor],
+    tensors: dict[str, Tensor],
     spec: BlockSpec | Eagle3Spec,
     record: TrainingRecord,
     figures: Mapping[str, Mapping[int, Figures]],
     out: Path,
 ) -> None:
-    """Write the folder; `figures` of the stored weights by domain and gap. Checksums come last."""
+    """Write the folder of `stored` tensors, whose figures these are. Checksums come last."""
     out.mkdir(parents=True, exist_ok=True)
     _write_json(out / "config.json", config_json(spec, record.num_anchors, max_gap=record.max_gap))
     held_out = {
@@ -58,7 +72,7 @@ def write_drafter(
     _write_json(out / FIGURES, {"held_out": held_out, "training": asdict(record)})
     (out / "README.md").write_text(card(spec, record, figures))
     temporary = out / "model.safetensors.tmp"
-    save_file(rounded(weights), temporary, metadata={"format": "pt"})
+    save_file(tensors, temporary, metadata={"format": "pt"})
     temporary.chmod(0o644)
     os.replace(temporary, out / "model.safetensors")
     write_checksums(out)

@@ -102,18 +102,20 @@ class _Layer(nn.Module):
 class MarkovHead(nn.Module):
     """A low-rank bias of the logits by the token before, for all slots of known tokens at once."""
 
-    def __init__(self, spec: MarkovSpec, hidden_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, spec: MarkovSpec, hidden_size: int, vocab_size: int, draft_vocab_size: int
+    ) -> None:
         super().__init__()
         rank, self.kind = spec.rank, spec.kind
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
         if spec.kind is MarkovKind.GATED:
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         if spec.kind is MarkovKind.RNN:
             self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """hidden [N, G, H], embedded previous tokens [N, G, r] -> bias [N, G, V]"""
+        """hidden [N, G, H], embedded previous tokens [N, G, r] -> bias [N, G, DV]"""
         if self.kind is MarkovKind.GATED:
             gate = self.gate_proj(torch.cat([hidden, embedded], dim=-1)).sigmoid()
             return self.markov_w2(gate * embedded)
@@ -158,7 +160,9 @@ class BlockModel(nn.Module):
         self.norm = RMSNorm(hidden, eps)
         self.markov_head = self.confidence_head = None
         if spec.markov is not None:
-            self.markov_head = MarkovHead(spec.markov, hidden, decoder.vocab_size)
+            self.markov_head = MarkovHead(
+                spec.markov, hidden, decoder.vocab_size, spec.draft_vocab_size
+            )
         if spec.confidence is not None:
             rank = spec.markov.rank if spec.markov and spec.confidence.with_markov else 0
             self.confidence_head = ConfidenceHead(hidden + rank)
@@ -185,9 +189,9 @@ class BlockModel(nn.Module):
     def heads(
         self, hidden: Tensor, lm_head: Tensor, previous_ids: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft logits [N, G, V] and confidence logits [N, G] of known previous tokens [N, G].
+        """Draft logits [N, G, DV] and confidence logits [N, G] of known previous tokens [N, G].
 
-        hidden [N, G, H], lm_head [V, H].
+        hidden [N, G, H], lm_head [DV, H]: of the tokens that are drafted.
         """
         logits = F.linear(hidden, lm_head)
         confidence_inputs = hidden

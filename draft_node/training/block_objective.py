@@ -18,6 +18,7 @@ from draft_node.training.batches import tokens_of
 from draft_node.training.block_model import BlockModel
 from draft_node.training.blocks import Blocks, cut_blocks, draw_anchors, gather_rows
 from draft_node.training.device import stays_eager
+from draft_node.training.draft_vocabulary import DraftVocabulary
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
@@ -64,11 +65,16 @@ class BlockObjective(nn.Module):
         target: FrozenTarget,
         config: ObjectiveConfig,
         sample: Tensor | None = None,
+        draft_ids: Tensor | None = None,
     ) -> None:
-        """`sample` int64 [R, T]: text that a drafter without weights starts by."""
+        """`sample` int64 [R, T]: text that a drafter without weights starts by.
+
+        `draft_ids` [DV]: the target's tokens that are drafted; None for all of them.
+        """
         super().__init__()
         self.drafter, self.config = drafter, config
         self._target, self._sample = target, sample
+        self.vocabulary = DraftVocabulary(target, draft_ids)
 
     def initialise(self, seed: int) -> None:
         """Small random weights, and what the target's layers offer."""
@@ -87,7 +93,7 @@ class BlockObjective(nn.Module):
             x.flatten(0, 1) for x in (hidden, last_hidden, blocks.previous_ids, blocks.labels)
         )
         count, size = weights.shape
-        num_parts = -(-count * size * len(self._target.lm_head) // _MAX_LOGITS)
+        num_parts = -(-count * size * len(self.vocabulary.head) // _MAX_LOGITS)
         if num_parts <= 1:
             total = self._numerator(inputs, weights)
         else:
@@ -102,17 +108,19 @@ class BlockObjective(nn.Module):
     def _numerator(self, inputs: tuple[Tensor, ...], weights: Tensor) -> Tensor:
         """hidden, last_hidden [N, G, H], previous_ids, labels and weights [N, G] -> a scalar."""
         hidden, last_hidden, previous_ids, labels = inputs
-        terms = self.config.terms
-        logits, confidence_logits = self.drafter.heads(hidden, self._target.lm_head, previous_ids)
-        target_probs = None
+        terms, vocabulary = self.config.terms, self.vocabulary
+        logits, confidence_logits = self.drafter.heads(hidden, vocabulary.head, previous_ids)
+        target_probs = undrafted = None
         if terms.soft or terms.l1 or terms.confidence:
-            target_probs = self._target.probs(last_hidden)
+            target_probs, undrafted = vocabulary.target_probs(last_hidden)
         numerator = weights.new_zeros(())
         if terms.soft and target_probs is not None:
             told = losses.soft_cross_entropy(logits, target_probs)
             numerator = numerator + terms.soft * (told * weights).sum()
         if terms.cross_entropy or terms.l1 or terms.confidence:
-            slots = losses.slot_losses(logits, labels, target_probs, confidence_logits)
+            slots = losses.slot_losses(
+                logits, vocabulary.labels(labels), target_probs, confidence_logits, undrafted
+            )
             numerator = numerator + losses.weighted_sum(slots, weights, terms)
         return numerator
 
@@ -150,9 +158,10 @@ class BlockObjective(nn.Module):
             x.flatten(0, 1)
             for x in (hidden, parts.last_hidden, parts.blocks.previous_ids, parts.blocks.valid)
         )
-        logits, confidence_logits = self.drafter.heads(hidden, self._target.lm_head, previous_ids)
+        head = self.vocabulary.head
+        logits, confidence_logits = self.drafter.heads(hidden, head, previous_ids)
         log_draft_probs = logits.float().log_softmax(-1)
-        l1 = losses.l1_distance(log_draft_probs, self._target.probs(last_hidden))
+        l1 = losses.l1_distance(log_draft_probs, *self.vocabulary.target_probs(last_hidden))
         if confidence_logits is None:
             return l1, valid, torch.full_like(l1, float("nan"))
         errors = confidence_logits.float().sigmoid() - losses.acceptance(l1)

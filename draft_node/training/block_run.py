@@ -2,13 +2,14 @@
 
 import argparse
 import logging
+from itertools import product
 from pathlib import Path
 
 from torch import Tensor
 
-from draft_node.training import losses, text_source
+from draft_node.training import draft_vocabulary, losses, text_source
 from draft_node.training.batches import BatchSource
-from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
+from draft_node.training.block_export import TrainingRecord, as_read, stored, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import (
     WINDOW,
@@ -21,13 +22,14 @@ from draft_node.training.device import is_cpu
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.options import work_folder
+from draft_node.training.progress import each
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
-from specserve.drafters.spec import Eagle3Spec
+from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.errors import InvalidField
 from specserve.processes.process import keep_freed_memory
 
@@ -65,7 +67,8 @@ def train(arguments: argparse.Namespace, command: str) -> int:
             )  # fmt: skip
             drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
             sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
-            objective = BlockObjective(drafter, target, config, sample)
+            draft_ids = _drafted(spec, initial, source)
+            objective = BlockObjective(drafter, target, config, sample, draft_ids)
             trainer = _trainer(arguments, objective, source, folder, initial)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
             if not run_until_stopped(trainer, schedule, console):
@@ -73,6 +76,23 @@ def train(arguments: argparse.Namespace, command: str) -> int:
                 return EXIT_STOPPED
             _export(arguments, command, objective, source, trainer)
     return 0
+
+
+def _drafted(
+    spec: BlockSpec | Eagle3Spec, initial: dict[str, Tensor] | None, source: TextSource
+) -> Tensor | None:
+    """The tokens that are drafted, as --init has them or by the text; None for all of them."""
+    given = None if initial is None else draft_vocabulary.from_tables(initial)
+    if given is not None or not spec.reduces_vocab:
+        return given
+    training, size = source.training.values(), spec.draft_vocab_size
+    ids = draft_vocabulary.most_frequent(training, size, spec.decoder.vocab_size)
+    for name, stream in source.held_out.items():
+        share = draft_vocabulary.coverage(stream, ids)
+        log.info(
+            "%d tokens are drafted: %.1f %% of what is held out of %s", size, 100 * share, name
+        )
+    return ids
 
 
 def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:
@@ -125,11 +145,12 @@ def _export(
 ) -> None:
     """Measure the weights as they will be stored, then write the folder."""
     drafter, progress = objective.drafter, trainer.progress
-    weights = rounded(drafter.state_dict())
-    drafter.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    log.info("measuring the stored weights")
+    tensors = stored(drafter.state_dict(), arguments.store_bits)
+    drafter.load_state_dict(as_read(tensors))
+    if (ids := objective.vocabulary.ids) is not None:
+        tensors |= draft_vocabulary.tables(ids, drafter.spec.decoder.vocab_size)
     with trainer.autocast():
-        figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
+        figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 2)
     tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
     refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
@@ -141,7 +162,7 @@ def _export(
         num_anchors=arguments.anchors,
         max_gap=arguments.max_gap,
     )
-    write_drafter(weights, drafter.spec, record, figures, arguments.out)
+    write_drafter(tensors, drafter.spec, record, figures, arguments.out)
     log.info("exported step %d to %s", progress.step, arguments.out)
 
 
@@ -149,7 +170,8 @@ def measure(
     objective: BlockObjective, held_out: Streams, num_tokens: int
 ) -> dict[str, dict[int, Figures]]:
     """Figures by domain and gap over the first num_tokens tokens of each stream."""
-    return {
-        domain: {gap: objective.measure(stream[:num_tokens], gap) for gap in MEASURED_GAPS}
-        for domain, stream in held_out.items()
-    }
+    figures: dict[str, dict[int, Figures]] = {domain: {} for domain in held_out}
+    pairs = list(product(held_out, MEASURED_GAPS))
+    for domain, gap in each("measuring the stored weights", pairs):
+        figures[domain][gap] = objective.measure(held_out[domain][:num_tokens], gap)
+    return figures

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from draft_node.training import eagle3_start
+from draft_node.training.draft_vocabulary import refuse_size
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.mask_token import mask_token
 from specserve.drafters.spec import (
+    DEEPSPEC,
     BlockSpec,
     ConfidenceSpec,
     Eagle3Spec,
@@ -27,6 +29,7 @@ def starting_point(
     arguments: argparse.Namespace, target: FrozenTarget
 ) -> tuple[BlockSpec | Eagle3Spec, dict[str, Tensor] | None]:
     """What is to be trained, and the weights of --init."""
+    refuse_size(arguments.draft_vocab, target.spec.vocab_size)
     if arguments.kind == "eagle3":
         return eagle3_start.starting_point(arguments, target)
     if arguments.init is None:
@@ -34,8 +37,6 @@ def starting_point(
     spec = given_spec(arguments.init, target, "--init")
     if not isinstance(spec, BlockSpec) or spec.gemma4 or spec.layout is not Layout.ANCHOR_FIRST:
         raise InvalidField("--init", f"{arguments.init}: not a DSpark or DFlash, anchor first")
-    if spec.reduces_vocab:
-        raise InvalidField("--init", f"{arguments.init}: its vocabulary is not the target's")
     _refuse_changes(arguments, spec)
     weights = given_weights(arguments.init, "--init")
     qk_norm = "layers.0.self_attn.q_norm.weight" in weights
@@ -78,14 +79,14 @@ def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> BlockSpec:
         tie_word_embeddings=False,
     )
     return BlockSpec(
-        dialect="DeepSpec",
+        dialect=DEEPSPEC,
         decoder=decoder,
         layout=Layout.ANCHOR_FIRST,
         block_size=arguments.gamma or 7,
         mask_token_id=mask,
         feature_layers=layers,
         num_target_layers=num_layers,
-        draft_vocab_size=decoder.vocab_size,
+        draft_vocab_size=arguments.draft_vocab or decoder.vocab_size,
         embeddings_stored=False,
         markov=markov,
         confidence=confidence,
@@ -125,6 +126,7 @@ def _refuse_changes(arguments: argparse.Namespace, spec: BlockSpec) -> None:
         "markov": spec.markov.kind.value if spec.markov else "none",
         "rank": spec.markov.rank if spec.markov else 0,
         "confidence": confidence,
+        "draft_vocab": spec.draft_vocab_size,
     }
     for name, value in held.items():
         asked = getattr(arguments, name, None)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from draft_node.training import cleaning
 from draft_node.training.holdout import is_held_out, remove_overlap
+from draft_node.training.progress import each
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class _Deduplicator:
 def collect(raw: Iterable[Document] | None = None) -> list[Document]:
     """Clean, deduplicated documents within the bounds above."""
     fresh, used, kept = _Deduplicator(), dict[tuple[str, ...], int](), []
-    for document in _raw_documents() if raw is None else raw:
+    for document in each("collecting text, files", _raw_documents() if raw is None else raw):
         text = fresh(document)[:MAX_FILE_CHARS]
         if cleaning.looks_generated(text):
             continue

@@ -150,7 +150,7 @@ class Eagle3Model(nn.Module):
     def heads(
         self, hidden: Tensor, lm_head: Tensor, previous_ids: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft logits [N, G, V] of hidden [N, G, H], lm_head [V, H]; there is no confidence."""
+        """Draft logits [N, G, DV] of hidden [N, G, H], lm_head [DV, H]; there is no confidence."""
         return F.linear(hidden, lm_head), None
 
     def _row_entries(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
-from specserve.drafters.spec import Eagle3Spec
+from specserve.drafters.spec import DEEPSPEC, Eagle3Spec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from specserve.errors import InvalidField
 
@@ -23,12 +23,13 @@ def starting_point(
     spec = given_spec(arguments.init, target, "--init")
     if not isinstance(spec, Eagle3Spec):
         raise InvalidField("--init", f"{arguments.init}: is no eagle3")
-    if spec.dialect != "DeepSpec":
+    if spec.dialect != DEEPSPEC:
         problem = f"{arguments.init}: is in {spec.dialect}'s format, DeepSpec's can be trained on"
         raise InvalidField("--init", problem)
     for flag, asked, held in (
         ("--gamma", arguments.gamma, spec.gamma),
         ("--feature-layers", arguments.feature_layers, spec.feature_layers),
+        ("--draft-vocab", arguments.draft_vocab, spec.draft_vocab_size),
     ):
         if asked not in (None, held):
             raise InvalidField(flag, f"{asked}: {arguments.init} was made with {held}")
@@ -54,7 +55,7 @@ def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> Eagle3Spec:
         gamma=arguments.gamma or 7,
         feature_layers=layers,
         num_target_layers=num_layers,
-        draft_vocab_size=decoder.vocab_size,
+        draft_vocab_size=arguments.draft_vocab or decoder.vocab_size,
         target_hidden_size=decoder.hidden_size,
         longest=arguments.gamma or 7,
     )

@@ -25,16 +25,18 @@ from specserve.models.parallel import TensorParallel
 class DenseAttention:
     """Causal attention of R rows of equal length, all from position 0; with a cache, in steps."""
 
-    def __init__(self, num_rows: int, num_kv_heads: int) -> None:
-        self._num_rows, self._kv_heads = num_rows, num_kv_heads
+    def __init__(self, num_rows: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+        """Products are made in `dtype`."""
+        self._num_rows, self._kv_heads, self._dtype = num_rows, num_kv_heads, dtype
 
     def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [R * T, heads, head_dim], k and v [R * T, kv_heads, head_dim]: like q."""
         queries, keys, values = (self.by_row(x) for x in (q, k, v))
         groups = queries.shape[1] // self._kv_heads
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+        queries, keys, values = (x.to(self._dtype) for x in (queries, keys, values))
         mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        return mixed.transpose(1, 2).reshape(q.shape)
+        return mixed.transpose(1, 2).reshape(q.shape).to(q.dtype)
 
     def by_row(self, x: Tensor) -> Tensor:
         """[R * T, heads, head_dim] -> [R, heads, T, head_dim]"""
@@ -44,13 +46,13 @@ class DenseAttention:
 class FrozenTarget:
     """The target in `folder`, with all that its drafters read of it."""
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+        """`dtype` of its products; None: its own, and float32 on a CPU."""
         self.folder, self.spec = folder, read_spec(folder)
         self.device = torch.device(device)
-        # bfloat16 only where it is fast; a CPU may take a hundred times as long with it.
-        # Nor float16, whose range features and gradients leave.
+        # Not float16, whose range features and gradients leave.
         own = torch.bfloat16 if self.spec.dtype == "float16" else _DTYPES[self.spec.dtype]
-        self.dtype = torch.float32 if is_cpu(self.device) else own
+        self.dtype = dtype or (torch.float32 if is_cpu(self.device) else own)
         self.model = load_model(
             folder,
             dtype=self.dtype,
@@ -69,7 +71,7 @@ class FrozenTarget:
         """Features [R, T, len(layers) * H] and final hidden states [R, T, H] of rows [R, T]."""
         rows, length = token_ids.shape
         positions = torch.arange(length, device=self.device).repeat(rows)
-        attention = DenseAttention(rows, self.spec.num_kv_heads)
+        attention = DenseAttention(rows, self.spec.num_kv_heads, self.dtype)
         # The target is what it is in service, whatever arithmetic its drafter trains in: a cast
         # here would also hand products of packed weights a type they have no kernel for.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
@@ -81,7 +83,9 @@ class FrozenTarget:
     def probs(self, hidden: Tensor) -> Tensor:
         """The target's distributions [..., V] float32 at final hidden states [..., H]."""
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(hidden, self.lm_head).float().softmax(-1)
+            logits = self.model.logits(hidden.reshape(-1, hidden.shape[-1]))
+            assert logits is not None, "a single rank has the logits"
+            return logits.float().softmax(-1).view(*hidden.shape[:-1], -1)
 
     def layer_tensors(self, index: int) -> dict[str, Tensor]:
         """The weights of layer `index`, by their names within a layer, float32."""

@@ -14,6 +14,7 @@ from specserve.drafters.load import load_features
 from specserve.drafters.spec import BlockSpec, DraftSpec
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
+from specserve.models.scaled_bytes import unpacked
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -37,7 +38,7 @@ def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
         weights = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise InvalidField(flag, f"{folder}: {error}") from error
-    return {name: weight.float() for name, weight in weights.items()}
+    return {name: weight.float() for name, weight in unpacked(weights).items()}
 
 
 def refuse_unless_dflash(folder: Path, target: FrozenTarget, flag: str) -> None:

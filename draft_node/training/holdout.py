@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_node.training.cleaning import words
+from draft_node.training.progress import each
 
 SHINGLE_WORDS = 50
 DROP_SHARE = 0.3  # a training file with more held-out text than this goes altogether
@@ -55,7 +56,8 @@ def remove_overlap(
     cache = {} if cache is None else cache
     parts = [shingle_hashes(text, cache) for text in held_out]
     forbidden = np.unique(np.concatenate([np.zeros(0, dtype=_WORD), *parts]))
-    return [_cut(text, shingle_hashes(text, cache), forbidden) for text in training]
+    texts = each("comparing with what is held out, texts", training)
+    return [_cut(text, shingle_hashes(text, cache), forbidden) for text in texts]
 
 
 def _cut(text: str, hashes: np.ndarray, forbidden: np.ndarray) -> str:

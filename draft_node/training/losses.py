@@ -47,9 +47,15 @@ def slot_weights(valid: Tensor, decay: float = DECAY) -> Tensor:
     return valid * torch.exp(-torch.arange(valid.shape[-1], device=valid.device) / decay)
 
 
-def l1_distance(log_draft_probs: Tensor, target_probs: Tensor) -> Tensor:
-    """Twice the total variation between both distributions, [..., V] each -> [...] (eq. 10)."""
-    return (log_draft_probs.exp() - target_probs).abs().sum(-1)
+def l1_distance(
+    log_draft_probs: Tensor, target_probs: Tensor, undrafted: Tensor | None = None
+) -> Tensor:
+    """Twice the total variation between both distributions, [..., DV] each -> [...] (eq. 10).
+
+    `undrafted` [...]: what the target gives to tokens that the draft does not know.
+    """
+    known = (log_draft_probs.exp() - target_probs).abs().sum(-1)
+    return known if undrafted is None else known + undrafted
 
 
 def acceptance(l1: Tensor) -> Tensor:
@@ -58,19 +64,25 @@ def acceptance(l1: Tensor) -> Tensor:
 
 
 def slot_losses(
-    logits: Tensor, labels: Tensor, target_probs: Tensor | None, confidence_logits: Tensor | None
+    logits: Tensor,
+    labels: Tensor,
+    target_probs: Tensor | None,
+    confidence_logits: Tensor | None,
+    undrafted: Tensor | None = None,
 ) -> SlotLosses:
     """All terms of every slot.
 
-    logits [..., V] of the draft, labels [...] int64, target_probs [..., V] (None: only the
-    cross-entropy), confidence_logits [...] (None: no confidence head). The confidence is trained
+    logits [..., DV] of the draft, labels [...] int64 (negative: a token that is not drafted, and
+    has no cross-entropy), target_probs [..., DV] (None: only the cross-entropy), confidence_logits
+    [...] (None: no confidence head), undrafted as `l1_distance` has it. The confidence is trained
     towards the acceptance, through which no gradient flows (eq. 11).
     """
     log_draft_probs = logits.float().log_softmax(-1)
-    cross_entropy = -log_draft_probs.gather(-1, labels[..., None])[..., 0]
+    told = log_draft_probs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    cross_entropy = -told.masked_fill(labels < 0, 0)
     if target_probs is None:
         return SlotLosses(cross_entropy, None, None)
-    l1 = l1_distance(log_draft_probs, target_probs)
+    l1 = l1_distance(log_draft_probs, target_probs, undrafted)
     if confidence_logits is None:
         return SlotLosses(cross_entropy, l1, None)
     confidence = F.binary_cross_entropy_with_logits(
@@ -80,7 +92,7 @@ def slot_losses(
 
 
 def soft_cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:
-    """Nats by which the draft describes the target's distribution, [..., V] each -> [...].
+    """Nats by which the draft describes the target's distribution, [..., DV] each -> [...].
 
     Its gradient is that of KL(target || draft).
     """

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training.frozen_target import DenseAttention, FrozenTarget
+from draft_node.training.progress import each
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class StepwiseAttention(DenseAttention):
 
     def __init__(self, target: FrozenTarget, num_rows: int, length: int) -> None:
         spec = target.spec
-        super().__init__(num_rows, spec.num_kv_heads)
+        super().__init__(num_rows, spec.num_kv_heads, target.dtype)
         shape = (2, spec.num_layers, num_rows, spec.num_kv_heads, length, spec.head_dim)
         self._entries = torch.empty(shape, dtype=target.dtype, device=target.device)
         self.length = 0  # tokens of a row that are known; whoever runs the forward moves it on
@@ -53,10 +54,10 @@ class StepwiseAttention(DenseAttention):
             return super().run(layer_index, q, k, v)
         assert end == self.length + 1, "one token at a time"
         # The heads that share a key head are its queries: nothing has to be repeated.
-        queries = q.view(*fresh.shape[1:3], -1, q.shape[-1])
+        queries = q.view(*fresh.shape[1:3], -1, q.shape[-1]).to(mine.dtype)
         keys, values = mine[:, :, :, :end]
         mixed = F.scaled_dot_product_attention(queries, keys, values)
-        return mixed.reshape(q.shape)
+        return mixed.reshape(q.shape).to(q.dtype)
 
 
 @torch.inference_mode()
@@ -69,19 +70,17 @@ def continue_rows(
     attention = StepwiseAttention(target, rows, length)
     start = int(prompt_lens.min())
     fresh = tokens[:, :start]
-    while True:
+    for place in each(f"the target writes {rows} texts, tokens of each", range(start, length)):
         count = fresh.shape[1]
         positions = torch.arange(attention.length, attention.length + count, device=tokens.device)
         hidden, _ = target.model.forward(fresh.flatten(), positions.repeat(rows), attention)
         attention.length += count
-        place = attention.length
-        if place == length:
-            return tokens
         logits = target.model.logits(hidden.view(rows, count, -1)[:, -1])
         assert logits is not None, "a single rank has the logits"
         drawn = _draw(logits, generator)
         tokens[:, place] = torch.where(place < prompt_lens, tokens[:, place], drawn)
         fresh = tokens[:, place : place + 1]
+    return tokens
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -21,6 +21,7 @@ from draft_node.training.batches import BatchSource
 from draft_node.training.checkpoint import Progress
 from draft_node.training.device import compiled_loss, fast_bfloat16
 from draft_node.training.optimizer import Optimizer, OptimizerConfig
+from draft_node.training.ranks import Ranks
 from draft_node.training.schedule import ActiveClock, Schedule
 from draft_node.training.trainable import Trainable
 from specserve.drafters.weights import is_finite
@@ -74,6 +75,7 @@ class TrainerConfig:
     log_every_s: float = 15.0
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that train together
 
 
 class Trainer:
@@ -92,6 +94,7 @@ class Trainer:
         clock: Callable[[], float] = time.perf_counter,
         initial: dict[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = config.ranks
         self.model, self.batches, self.held_out = model.to(config.device), batches, held_out
         self.path, self.config, self._clock = folder / checkpoint.FILE_NAME, config, clock
         wanted = config.bfloat16
@@ -105,6 +108,7 @@ class Trainer:
             self.model.load_state_dict(initial)
         else:
             self.model.initialise(config.seed)
+        self.ranks.take_over(self.model.state_dict().values())
         self._active = ActiveClock(self.progress.active_s, self.progress.recent_step_s)
         self._loss = compiled_loss(self.model) if config.compile else self.model.loss
 
@@ -142,16 +146,19 @@ class Trainer:
         return self.config.length
 
     def _micro_batches(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = max(len(self.batches.streams), self.config.tokens_per_step // length)
-        ids, labels = self.batches.next(rows, length)
+        least = max(len(self.batches.streams), self.ranks.count)
+        rows = max(least, self.config.tokens_per_step // length)
+        rows -= rows % self.ranks.count  # a step is the same work for all
+        mine = self.ranks.part(rows)
+        ids, labels = (rows_of_all[mine] for rows_of_all in self.batches.next(rows, length))
         size = max(1, self.config.micro_tokens // length)
-        for first in range(0, rows, size):
+        for first in range(0, len(ids), size):
             yield ids[first : first + size], labels[first : first + size]
 
     def _step(self, schedule: Schedule) -> Tensor:
         """One update; returns the mean loss of the batch, still on the device."""
         # What the model draws is a function of the step: a resumed run draws the same.
-        torch.manual_seed((self.config.seed << 32) + self.progress.step)
+        torch.manual_seed(self.ranks.seed((self.config.seed << 32) + self.progress.step))
         micro = list(self._micro_batches(self._length(schedule)))
         total = torch.zeros((), device=self.config.device)
         for ids, labels in micro:
@@ -159,7 +166,8 @@ class Trainer:
                 loss = self._loss(ids.to(self.config.device), labels.to(self.config.device))
             (loss / len(micro)).backward()
             total += loss.detach() / len(micro)
-            self.progress.tokens += ids.numel()
+            self.progress.tokens += ids.numel() * self.ranks.count
+        self.ranks.average(self.optimizer.parameters, total)
         torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.max_grad_norm)
         self.optimizer.step(schedule.scale(self.elapsed(schedule)))
         self.progress.step += 1
@@ -195,7 +203,7 @@ class Trainer:
         """
         due = _Due(self._active.active_s)
         window_loss, window_steps, window_tokens, window_s = 0.0, 0, self.progress.tokens, 0.0
-        while not self.stop and not schedule.finished(self.elapsed(schedule)):
+        while not self._is_over(schedule):
             before = self._clock()
             loss = self._step(schedule).item()
             refuse_numbers("the loss", [loss], self.progress.step)
@@ -203,6 +211,8 @@ class Trainer:
             window_steps += 1
             window_s += self._active.add(self._clock() - before)
             now = self._active.active_s
+            if not self.ranks.is_first:
+                continue
             if due("log", now, self.config.log_every_s):
                 speed = (self.progress.tokens - window_tokens) / max(1e-9, window_s)
                 report(self, window_loss / window_steps, speed)
@@ -212,9 +222,15 @@ class Trainer:
                 log.info("held out: %s", _format(self.evaluate()))
             if due("checkpoint", now, self.config.checkpoint_every_s):
                 self.save()
-        log.info("held out: %s", _format(self.evaluate()))
-        self.save()
+        if self.ranks.is_first:
+            log.info("held out: %s", _format(self.evaluate()))
+            self.save()
         return not self.stop
+
+    def _is_over(self, schedule: Schedule) -> bool:
+        """The same answer in every process: rates go by the first one's clock."""
+        self.stop, self._active.active_s = self.ranks.agree(self.stop, self._active.active_s)
+        return self.stop or schedule.finished(self.elapsed(schedule))
 
     @property
     def active_s(self) -> float:

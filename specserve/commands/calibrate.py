@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   specserve calibrate                                       the tiny target and its drafter
   specserve calibrate --drafter dflash --local-head dels    a DFlash with a local head
   specserve calibrate --target ./Qwen3-4B --drafter ./dspark-4b --num-prompts 200
+  specserve calibrate --target smollm2 --drafter ./mine --data chats    as chats are served
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
 """
 
@@ -39,6 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     drafter: Path
     local_head: Path | None
     prompts: Path
+    data: Path | None  # chats, whose held-out requests are asked instead of `prompts`
     num_prompts: int
     num_tokens: int
     stride: int
@@ -68,9 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text("--target", metavar="MODEL", help="folder, .gguf file, hub id or smollm2 (default: tiny)")
     text("--drafter", metavar="FOLDER|HUB_ID|NAME", help="default: the embedded one")
     text("--local-head", metavar="FOLDER", help="DeLS head that is added to a DFlash")
-    text(
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument(
         "--prompts", type=Path, default=_PROMPTS, metavar="PATH",
         help='a .jsonl file of {"text": ...}, or a folder of such files (default: the embedded)',
+    )  # fmt: skip
+    asked.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="chats of `specserve train data`: requests of those that no training learns from",
     )  # fmt: skip
     number("--num-prompts", 50, "prompts; half are fitted, half evaluate", parser, least=2)
     number("--num-tokens", 128, "tokens that the target writes after each prompt", parser)
@@ -115,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         "drafter": drafter,
         "local_head": head,
         "prompts": Path(arguments.prompts).resolve(),
+        "data": None if arguments.data is None else Path(arguments.data).resolve(),
         "out": Path(arguments.out or head or drafter).resolve(),
         "plot": None if arguments.plot is None else Path(arguments.plot).resolve(),
         "parent_pid": os.getpid(),

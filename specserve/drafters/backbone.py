@@ -15,7 +15,13 @@ from torch import Tensor
 from specserve.drafters.gemma4 import gemma4_layer
 from specserve.drafters.gemma4 import layer_tensors as gemma4_tensors
 from specserve.drafters.spec import BlockSpec
-from specserve.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
+from specserve.drafters.weights import (
+    EMBEDDING,
+    LM_HEAD,
+    DraftWeights,
+    decoder_layer,
+    draft_vocabulary,
+)
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.models.loader import layer_tensors
 from specserve.models.parts import Linear
@@ -143,7 +149,7 @@ def load_backbone(weights: DraftWeights, spec: BlockSpec, max_positions: int) ->
         embedding=weights.embedding(),
         layers=tuple(layers),
         final_norm=weights.norm("norm.weight", eps),
-        lm_head=weights.lm_head(),
+        lm_head=weights.lm_head(draft_vocabulary(weights, decoder.vocab_size)),
         rotary=RotaryTable(
             decoder.rope,
             head_dim=decoder.head_dim,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from specserve.drafters.spec import (
+    DEEPSPEC,
     BlockSpec,
     ConfidenceSpec,
     Eagle3Spec,
@@ -48,6 +49,7 @@ class _DSparkFile(msgspec.Struct):
     enable_confidence_head: bool
     markov_head_type: str | None = None
     confidence_head_with_markov: bool | None = None
+    draft_vocab_size: Positive | None = None  # ours; then there are tables, and no head need be
 
 
 class _Eagle3File(msgspec.Struct):
@@ -55,6 +57,7 @@ class _Eagle3File(msgspec.Struct):
     num_target_layers: Positive
     ttt_length: Positive
     draft_num_hidden_layers: int = 1
+    draft_vocab_size: Positive | None = None  # as a DSpark's
 
 
 class _Gemma4Rope(msgspec.Struct):
@@ -150,7 +153,7 @@ def read_eagle3(content: Config, path: Path) -> Eagle3Spec:
         gamma=file.ttt_length,
         feature_layers=layers,
         num_target_layers=file.num_target_layers,
-        draft_vocab_size=decoder.vocab_size,
+        draft_vocab_size=draft_vocab_size(path, file.draft_vocab_size, decoder),
         target_hidden_size=decoder.hidden_size,
         longest=file.ttt_length,
         warnings=check_feature_layers(path, layers, file.num_target_layers),
@@ -170,14 +173,14 @@ def _block_spec(
     layers = tuple(file.target_layer_ids)
     check_mask_token(path, file.mask_token_id, decoder)
     return BlockSpec(
-        dialect="DeepSpec",
+        dialect=DEEPSPEC,
         decoder=decoder,
         layout=Layout.ANCHOR_FIRST,
         block_size=file.block_size,
         mask_token_id=file.mask_token_id,
         feature_layers=layers,
         num_target_layers=file.num_target_layers,
-        draft_vocab_size=decoder.vocab_size,
+        draft_vocab_size=draft_vocab_size(path, file.draft_vocab_size, decoder),
         embeddings_stored=True,
         markov=markov,
         confidence=confidence_spec(
@@ -224,6 +227,13 @@ def check_feature_layers(
             "before the final norm, as in training",
         )
     return ()
+
+
+def draft_vocab_size(path: Path, size: int | None, decoder: ModelSpec) -> int:
+    """Of the tokens that are drafted; all of the target's where a config names no number."""
+    if size is not None and size > decoder.vocab_size:
+        raise Unsupported(f"{path}: draft_vocab_size exceeds vocab_size")
+    return size or decoder.vocab_size
 
 
 def check_mask_token(path: Path, mask_token_id: int, decoder: ModelSpec) -> None:

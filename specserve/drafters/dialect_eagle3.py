@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from specserve.drafters.dialect_deepspec import check_feature_layers
+from specserve.drafters.dialect_deepspec import check_feature_layers, draft_vocab_size
 from specserve.drafters.spec import Eagle3Spec, FeaturesNorm
 from specserve.errors import Unsupported
 from specserve.models.config import ModelSpec, Positive, convert, decoder_spec
@@ -131,9 +131,6 @@ def _spec(
     gamma: int,
     built: _Built,
 ) -> Eagle3Spec:
-    draft_vocab_size = built.draft_vocab_size or decoder.vocab_size
-    if draft_vocab_size > decoder.vocab_size:
-        raise Unsupported(f"{path}: draft_vocab_size exceeds vocab_size")
     return Eagle3Spec(
         decoder=decoder,
         gamma=gamma,
@@ -141,7 +138,7 @@ def _spec(
         num_target_layers=None,
         dialect=dialect,
         longest=max(gamma, _LONGEST_GAMMA),
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=draft_vocab_size(path, built.draft_vocab_size, decoder),
         target_hidden_size=built.target_hidden_size or decoder.hidden_size,
         norm_before_residual=bool(built.norm_before_residual),
         features_norm=built.features_norm(path),

@@ -14,6 +14,7 @@ from specserve.drafters.dialect_deepspec import (
     check_feature_layers,
     check_mask_token,
     confidence_spec,
+    draft_vocab_size,
     markov_spec,
 )
 from specserve.drafters.spec import BlockSpec, Layout
@@ -70,9 +71,6 @@ def read_speculators(content: Config, path: Path) -> BlockSpec:
     layout, warnings = _layout(file, path)
     if layout is Layout.FILL_IN and file.block_size < 2:
         raise Unsupported(f"{path}: block_size: a fill-in block needs at least 2 slots")
-    draft_vocab_size = file.draft_vocab_size or decoder.vocab_size
-    if draft_vocab_size > decoder.vocab_size:
-        raise Unsupported(f"{path}: draft_vocab_size exceeds vocab_size")
     markov = markov_spec(path, file.markov_rank, file.markov_head_type)
     # "Input of layer k + 1" is the output of layer k.
     layers = tuple(layer - 1 for layer in file.aux_hidden_state_layer_ids)
@@ -84,7 +82,7 @@ def read_speculators(content: Config, path: Path) -> BlockSpec:
         mask_token_id=file.mask_token_id,
         feature_layers=layers,
         num_target_layers=None,
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=draft_vocab_size(path, file.draft_vocab_size, decoder),
         embeddings_stored=True,
         markov=markov,
         confidence=confidence_spec(

@@ -38,7 +38,7 @@ def check_block_tensors(weights: DraftWeights, spec: BlockSpec) -> None:
     tables = table_shapes(spec.draft_vocab_size, spec.decoder.vocab_size)
     optional = [confidence_head.BIAS]
     if weights.target is not None:
-        optional += [EMBEDDING] if spec.reduces_vocab else [EMBEDDING, LM_HEAD]
+        optional += [EMBEDDING, LM_HEAD] if spec.shares_head else [EMBEDDING]
     if not spec.reduces_vocab:
         optional += tables
     weights.checkpoint.check(block_tensors(spec) | tables, optional, TABLE_DTYPES)

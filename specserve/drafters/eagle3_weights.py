@@ -84,7 +84,7 @@ def check_eagle3_tensors(weights: DraftWeights, spec: Eagle3Spec) -> None:
     tables = table_shapes(spec.draft_vocab_size, spec.decoder.vocab_size)
     optional = [] if spec.reduces_vocab else [*tables]
     if weights.target is not None and spec.target_hidden_size == spec.decoder.hidden_size:
-        optional += [EMBEDDING] if spec.reduces_vocab else [EMBEDDING, LM_HEAD]
+        optional += [EMBEDDING, LM_HEAD] if spec.shares_head else [EMBEDDING]
     weights.checkpoint.check(eagle3_tensors(spec) | tables, optional, TABLE_DTYPES)
 
 
@@ -108,6 +108,7 @@ def load_eagle3(
 ) -> Eagle3Drafter:
     """The drafter of a checked checkpoint."""
     decoder, eps = spec.decoder, spec.decoder.rms_norm_eps
+    target_ids = draft_vocabulary(weights, decoder.vocab_size)
     attention, k_norm = f"{spec.layer}self_attn.", None
     if decoder.qk_norm:
         weight = weights.tensor(f"{attention}k_norm.weight")
@@ -128,7 +129,7 @@ def load_eagle3(
             hidden_norm=weights.norm(f"{spec.layer}hidden_norm.weight", eps),
             entries=entries,
             final_norm=weights.norm("norm.weight", eps),
-            lm_head=weights.lm_head(),
+            lm_head=weights.lm_head(target_ids),
             rotary=RotaryTable(
                 decoder.rope,
                 head_dim=decoder.head_dim,
@@ -138,5 +139,5 @@ def load_eagle3(
             ),
         ),
         torch_context(decoder, num_context_tokens, dtype=weights.dtype, device=weights.device),
-        target_ids=draft_vocabulary(weights, decoder.vocab_size),
+        target_ids=target_ids,
     )

@@ -27,6 +27,7 @@ from specserve.drafters.local_head import load_local_head
 from specserve.drafters.protocol import Drafter, FeatureSpec
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import (
+    DEEPSPEC,
     BlockSpec,
     DraftSpec,
     Eagle3Spec,
@@ -185,7 +186,7 @@ def _read_bounded(folder: Path) -> DraftSpec:
     if isinstance(spec, BlockSpec):
         length = spec.block_size
     elif isinstance(spec, Eagle3Spec):
-        field = "ttt_length" if spec.dialect == "DeepSpec" else "speculative_tokens"
+        field = "ttt_length" if spec.dialect == DEEPSPEC else "speculative_tokens"
         length = spec.gamma
     if length > _MAX_BLOCK_SIZE:
         raise Unsupported(f"{folder}: {field}: {length}, the limit is {_MAX_BLOCK_SIZE}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from specserve.models.config import ModelSpec
 
+DEEPSPEC = "DeepSpec"  # the dialect that is written here
+
 
 class Layout(enum.Enum):
     """What slot j of a block, which stands at position s + j, predicts. Slot 0 is the anchor."""
@@ -71,6 +73,11 @@ class BlockSpec:
     def reduces_vocab(self) -> bool:
         return self.draft_vocab_size != self.decoder.vocab_size
 
+    @property
+    def shares_head(self) -> bool:
+        """Whether its output head may be the target's, or (DeepSpec's) those rows of it."""
+        return not self.reduces_vocab or self.dialect == DEEPSPEC
+
 
 class FeaturesNorm(enum.Enum):
     """Whether an EAGLE-3 drafter normalises the target's residuals before it projects them."""
@@ -91,7 +98,7 @@ class Eagle3Spec:
     draft_vocab_size: int
     target_hidden_size: int
     longest: int  # that gamma may be
-    dialect: str = "DeepSpec"  # for messages
+    dialect: str = DEEPSPEC  # for messages
     layer: str = "layers.0."  # what names of the layer's tensors begin with
     norm_before_residual: bool = False  # hidden_norm's output, not its input, is added to
     features_norm: FeaturesNorm = FeaturesNorm.NONE
@@ -101,6 +108,11 @@ class Eagle3Spec:
     @property
     def reduces_vocab(self) -> bool:
         return self.draft_vocab_size != self.decoder.vocab_size
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether its output head may be the target's, or (DeepSpec's) those rows of it."""
+        return not self.reduces_vocab or self.dialect == DEEPSPEC
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,18 @@ class DraftWeights:
             return model.embedding
         return stored
 
-    def lm_head(self) -> Linear:
-        """Hidden states to logits over the draft's vocabulary: shared as `embedding`, unless a copy
-        of 8 bits is to be had, which takes half as long to read."""
+    def lm_head(self, target_ids: Tensor | None) -> Linear:
+        """Hidden states to logits over the draft's vocabulary, `target_ids` [DV] or (None) all.
+
+        Shared as `embedding` if it is whole, unless a copy of 8 bits is to be had, which takes half
+        as long to read.
+        """
         stored = self.tensor(LM_HEAD) if LM_HEAD in self.checkpoint else None
         if self.target is None:
             return self._parts.linear([self._required(stored, LM_HEAD)])
+        if target_ids is not None:
+            rows = self.target_lm_head()[target_ids] if stored is None else stored
+            return self._parts.linear([rows])
         model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
         weight = theirs if stored is None else stored
         whole = model is not None and model.parallel.size == 1

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from specserve.errors import Unsupported
 from specserve.models.model_files import read_regular, refuse_pickles
+from specserve.models.scaled_bytes import SCALE, ScaledBytes, scaled_names
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -27,7 +28,8 @@ _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints carry this derivable t
 class Checkpoint:
     """The open files of `folder`; a context manager. Raises `Unsupported` if one is malformed.
 
-    `folder` may be a GGUF file. What is quantised in it is read as float32.
+    `folder` may be a GGUF file. What is quantised, there or as bytes with scales, is read as
+    float32.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,6 +40,7 @@ class Checkpoint:
         try:
             for path in _weight_files(folder):
                 self._add(path)
+            self._join_scales()
         except BaseException:
             self._files.close()
             raise
@@ -88,6 +91,8 @@ class Checkpoint:
                     f"{self.folder}: tensor {name} has shape {list(shape)}, "
                     f"the configuration asks for {list(expected[name])}"
                 )
+            if isinstance(file, ScaledBytes):
+                continue
             allowed = (tables[name],) if name in tables else self._dtypes
             if dtype not in allowed:
                 raise Unsupported(
@@ -132,6 +137,16 @@ class Checkpoint:
             if name in self._tensors:
                 raise Unsupported(f"{path}: tensor {name} is stored twice")
             self._tensors[name] = (file, stored_name)
+
+    def _join_scales(self) -> None:
+        for name in list(scaled_names(self._tensors)):
+            file, stored_name = self._tensors[name]
+            if self._tensors.pop(name + SCALE) != (file, stored_name + SCALE):
+                raise Unsupported(f"{self.folder}: tensor {name}: its scales are in another file")
+            try:
+                self._tensors[name] = ScaledBytes(file, stored_name), stored_name
+            except Unsupported as error:
+                raise Unsupported(f"{self.folder}: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ Two places can draft: the target's own process (`sync`, `auto` when that is fast
 what nothing was prepared for), and draft processes (`async`, and `auto` where there are any).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,13 +25,16 @@ from specserve.settings.target_source import (
 )
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
+SMOLLM2_DRAFTERS = EMBEDDED_TARGET.parent / "smollm2"
 NGRAM = "ngram"  # prompt lookup: no files
-# The first that comes with this installation, in the target's process and in draft processes. On a
-# CPU a chain of the language model takes thrice as long as a block of DSpark's and is kept so much
-# longer that it is faster at every batch size measured: see bench/results/sync. On CUDA its passes
-# cost what a target's forward does: .64 of plain decoding where DSpark has 1.8 (results/gpu).
+# The first that comes with this installation, in the target's process and in draft processes. For
+# the tiny target, a chain of the language model on a CPU takes thrice as long as a block of
+# DSpark's and is kept so much longer that it is faster at every batch size measured: see
+# bench/results/sync. On CUDA its passes cost what a target's forward does: .64 of plain decoding
+# where DSpark has 1.8 (results/gpu).
 _COLOCATED_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
 _ASYNC_DEFAULTS = {"cpu": ("lm", "dspark-async", "dspark"), "cuda": ("dspark-async", "dspark")}
+_SMOLLM2_DEFAULTS, _SMOLLM2_ASYNC_DEFAULTS = ("dspark", "lm"), ("dspark-async", "dspark", "lm")
 
 
 def locate_drafter(
@@ -50,8 +54,10 @@ def locate_drafter(
     if speculation.mode not in ("sync", "async", "auto"):
         return speculation
     _refuse_idle_names(speculation, num_draft_processes)
-    speculation = _located(speculation)  # first: one place may draft with the other's name
-    speculation = _located(_named(speculation, target, num_draft_processes, device))
+    shipped = shipped_drafters(target)
+    # First: one place may draft with the other's name.
+    speculation = _located(speculation, shipped)
+    speculation = _located(_named(speculation, target, num_draft_processes, device), shipped)
     if speculation.drafter is None:
         if speculation.mode == "auto" and num_draft_processes == 0:
             return msgspec.structs.replace(speculation, mode="off")
@@ -62,7 +68,7 @@ def locate_drafter(
         return speculation
     if speculation.drafter == NGRAM:
         raise InvalidField("speculation.local_head", f"can be added to a DFlash, not to {NGRAM}")
-    folder = str(_locate(head, "speculation.local_head"))
+    folder = str(_locate(head, "speculation.local_head", shipped))
     return msgspec.structs.replace(speculation, local_head=folder)
 
 
@@ -82,12 +88,7 @@ def _named(
 ) -> SpeculationConfig:
     """With the names of defaults; `drafter` stays None where there is none."""
     drafter, colocated = speculation.drafter, speculation.colocated_drafter
-    async_default = colocated_default = None
-    if target == EMBEDDED_TARGET:
-        async_default = _first(_ASYNC_DEFAULTS[device])
-        colocated_default = _first(_COLOCATED_DEFAULTS[device])
-    elif target == find_smollm2():
-        async_default = colocated_default = NGRAM
+    async_default, colocated_default = _defaults(target, device)
     match speculation.mode:
         case "sync":
             drafter, colocated = drafter or colocated or colocated_default, None
@@ -106,42 +107,56 @@ def _named(
     return msgspec.structs.replace(speculation, drafter=drafter, colocated_drafter=colocated)
 
 
-def _first(names: tuple[str, ...]) -> str:
-    """Of those that are there; the last one where none is, for the message."""
-    known = embedded_drafters()
-    return next((name for name in names if name in known), names[-1])
+def _defaults(target: Path, device: str) -> tuple[str | None, str | None]:
+    """Of draft processes, and of the target's; None where nothing fits a target by itself."""
+    known = shipped_drafters(target)
+    if target == EMBEDDED_TARGET:
+        # The last one where none is there, for the message.
+        wanted = _ASYNC_DEFAULTS[device], _COLOCATED_DEFAULTS[device]
+        ahead, beside = (next((n for n in names if n in known), names[-1]) for names in wanted)
+        return ahead, beside
+    if target == find_smollm2():
+        wanted = _SMOLLM2_ASYNC_DEFAULTS, _SMOLLM2_DEFAULTS
+        ahead, beside = (next((n for n in names if n in known), NGRAM) for names in wanted)
+        return ahead, beside
+    return None, None
 
 
-def embedded_drafters() -> list[str]:
-    """Names of the drafters that come with the embedded target."""
-    if not EMBEDDED_DRAFTERS.is_dir():
-        return []
-    return sorted(folder.name for folder in EMBEDDED_DRAFTERS.iterdir() if folder.is_dir())
+def shipped_drafters(target: Path) -> dict[str, Path]:
+    """The folders of the drafters that come along for a target, by name."""
+    if target == EMBEDDED_TARGET:
+        place = EMBEDDED_DRAFTERS
+    elif target == find_smollm2():
+        place = SMOLLM2_DRAFTERS
+    else:
+        return {}
+    folders = sorted(place.iterdir()) if place.is_dir() else []
+    return {folder.name: folder for folder in folders if folder.is_dir()}
 
 
-def _located(speculation: SpeculationConfig) -> SpeculationConfig:
+def _located(speculation: SpeculationConfig, shipped: Mapping[str, Path]) -> SpeculationConfig:
     """With folders for those names of drafters that it has."""
+    drafter, colocated = speculation.drafter, speculation.colocated_drafter
     return msgspec.structs.replace(
         speculation,
-        drafter=_drafter(speculation.drafter, "speculation.drafter"),
-        colocated_drafter=_drafter(speculation.colocated_drafter, "speculation.colocated_drafter"),
+        drafter=_drafter(drafter, "speculation.drafter", shipped),
+        colocated_drafter=_drafter(colocated, "speculation.colocated_drafter", shipped),
     )
 
 
-def _drafter(name: str | None, field: str) -> str | None:
-    return name if name is None or name == NGRAM else str(_locate(name, field))
+def _drafter(name: str | None, field: str, shipped: Mapping[str, Path]) -> str | None:
+    return name if name is None or name == NGRAM else str(_locate(name, field, shipped))
 
 
-def _locate(name: str, field: str) -> Path:
-    known = embedded_drafters()
-    if name in known:
-        return EMBEDDED_DRAFTERS / name
+def _locate(name: str, field: str, shipped: Mapping[str, Path]) -> Path:
+    if name in shipped:
+        return shipped[name]
     try:
         folder = locate_model(name, field)
     except InvalidField as error:
         if "/" in name or name == SMOLLM2 or name.lower().endswith(GGUF_SUFFIX):
             raise
-        names = ", ".join((*known, SMOLLM2, NGRAM))
+        names = ", ".join((*shipped, SMOLLM2, NGRAM))
         raise InvalidField(field, f"{name!r} is no folder and none of {names}") from error
     if folder.is_file():
         return folder

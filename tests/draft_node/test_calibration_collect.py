@@ -5,8 +5,15 @@ import pytest
 import torch
 
 from draft_node.calibration.collect import Conditions, collect, count_anchors
-from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
+from draft_node.calibration.texts import (
+    Prompt,
+    Text,
+    held_out_requests,
+    read_prompts,
+    write_texts,
+)
 from draft_node.offline_target import OfflineTarget
+from draft_node.training.chats.store import ChatStore, Exchange, is_held_out
 from specserve.drafters.attach_calibration import listen
 from specserve.drafters.load import load_drafter
 from specserve.drafters.probs_confidence import FeatureRecorder, confidence_features
@@ -203,3 +210,26 @@ def test_prompts_are_taken_from_all_files_in_turn(tmp_path):
     nowhere = tmp_path / "none.jsonl"
     with pytest.raises(InvalidField, match=f"--prompts: cannot read {nowhere}: No such file or"):
         read_prompts(nowhere, target, 1, max_len=3)
+
+
+def test_chats_give_requests_that_no_training_learns(tmp_path):
+    """Whole ones, each once, and from the first chats to the last."""
+    store = ChatStore(tmp_path)
+    asked = {number: (3, number % 64, 7, number // 64) for number in range(400)}
+    long = (9,) * 30
+    chats = [Exchange(number, 1.0, ids, (5, 0)) for number, ids in asked.items()]
+    chats += [Exchange(number, 0.0, asked[number], (6, 0)) for number in range(400)]
+    chats += [Exchange(number, 0.0, long, (6, 0)) for number in range(400)]
+    store.add(400, chats, 64)
+    held_out = [chat.prompt_ids for chat in chats[:400] if is_held_out(chat)]
+    found = held_out_requests(tmp_path, len(held_out), 29, 64)
+    assert [prompt.token_ids for prompt in found] == held_out
+    few = [prompt.token_ids for prompt in held_out_requests(tmp_path, 4, 29, 64)]
+    assert few[0] == held_out[0]
+    assert few[-1] in held_out[-len(held_out) // 3 :]
+    too_many = len(held_out) + 1
+    with pytest.raises(InvalidField, match=f"--num-prompts: .* only {len(held_out)} held-out"):
+        held_out_requests(tmp_path, too_many, 29, 64)
+    assert long in {p.token_ids for p in held_out_requests(tmp_path, too_many, 30, 64)}
+    with pytest.raises(InvalidField, match=r"--data: .* has no token"):
+        held_out_requests(tmp_path, 4, 29, 40)

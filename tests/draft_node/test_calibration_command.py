@@ -15,6 +15,7 @@ from rich.console import Console
 
 from draft_node.calibration import plot
 from draft_node.calibration.run import calibrate
+from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.cli import main
 from specserve.commands.calibrate import Job
@@ -61,7 +62,8 @@ def folder(tmp_path_factory):
 def make_job(folder: Path, drafter: Path, **changes) -> Job:
     settings = {
         "target": folder / "target", "drafter": drafter, "local_head": None,
-        "prompts": folder / "prompts", "num_prompts": 8, "num_tokens": 12, "stride": 2,
+        "prompts": folder / "prompts", "data": None,
+        "num_prompts": 8, "num_tokens": 12, "stride": 2,
         "temperature": 1.0, "verification": "rejection", "num_kept": 64, "gamma": None,
         "out": drafter, "plot": None, "seed": 0, "threads": 1, "device": "cpu",
         "parent_pid": os.getpid(),
@@ -83,6 +85,32 @@ def confidences(folder: Path, drafter: Path, **changes) -> torch.Tensor:
     features = torch.randn(6, loaded.feature_size) if loaded.feature_size else None
     loaded.extend(ContextUpdate([0], [0], [6], torch.arange(6), features))
     return loaded.draft(DraftBatch([0], torch.tensor([3])), Greedy()).confidences
+
+
+@pytest.mark.slow
+def test_chats_that_no_training_learns_are_calibrated_on(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    store = ChatStore(tmp_path / "chats")
+    store.folder.mkdir()
+    chats = [Exchange(n, 1.0, (9, 10 + n % 100, 11 + n // 100), (12, 13)) for n in range(300)]
+    store.add(300, chats, VOCAB)
+    calibration, said = run(make_job(folder, drafter, data=store.folder))
+    assert calibration.num_texts == 8
+    assert "accept length" in said
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "specserve",
+        "calibrate",
+        "--data",
+        "a",
+        "--prompts",
+        "b",
+    ]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "not allowed with argument --data" in refused.stderr
 
 
 @pytest.mark.slow

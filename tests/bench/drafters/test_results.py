@@ -61,13 +61,31 @@ def test_the_summary_keeps_methods_and_temperatures_apart():
         cell("dspark", [2], method=COUPLED), cell("dflash", [1], method=COUPLED),
         cell("dspark", [4], temperature=0.0), cell("dflash", [0], temperature=0.0),
     ]  # fmt: skip
-    summary = summarise(compare(cells), [], FULL)
+    summary = summarise(cells, [], FULL)
     assert summary["dspark_over_dflash"] == pytest.approx(2.0)
     assert summary["dspark_over_dflash_lo"] == summary["dspark_over_dflash_hi"] == pytest.approx(2)
     assert summary["dspark_over_dflash_coupled"] == pytest.approx(1.5)
     assert summary["dels_over_dflash"] == pytest.approx(1.5)
     assert summary["dels_over_dflash_coupled"] is None
+    assert summary["dspark_over_eagle3"] is None
+    assert summary["async_over_sync_accept_len_lo"] is None
+    assert summary["accept_len_dspark_t1"] == pytest.approx(4.0)
+    assert summary["accept_len_dspark_t0"] == summary["accept_len_dspark_t0_hi"] == 5.0
     assert summary["ece_before"] is None
+
+
+def test_the_summary_compares_with_eagle_and_the_draft_that_runs_ahead_with_the_one_that_does_not():
+    cells = [
+        cell("dspark", [3, 1]), cell("eagle3", [1, 1]), cell("dspark-async", [4, 3]),
+        cell("dspark", [1], "prose"), cell("eagle3", [0], "prose"),
+    ]  # fmt: skip
+    summary = summarise(cells, [], FULL)
+    assert summary["dspark_over_eagle3"] == pytest.approx((1.5 + 2.0) / 2)
+    assert summary["async_over_sync_accept_len"] == pytest.approx(4.5 / 3)
+    assert summary["dspark_over_dflash"] is None
+    # All prompts alike, of whatever domain: 4, 2 and 2 tokens a round.
+    assert summary["accept_len_dspark_t1"] == pytest.approx(8 / 3)
+    assert 2 <= summary["accept_len_dspark_t1_lo"] < 8 / 3 < summary["accept_len_dspark_t1_hi"] <= 4
 
 
 def test_greedy_rows_are_of_no_method_in_particular():

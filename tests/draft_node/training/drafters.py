@@ -44,13 +44,14 @@ def make_objective(
     *flags: str,
     terms: LossWeights = losses.DSPARK,
     sample: torch.Tensor | None = None,
+    draft_ids: torch.Tensor | None = None,
     **config,
 ) -> BlockObjective:
     """A drafter with random weights everywhere, so that no part of it is idle."""
-    flags = ("--gamma", "4", "--rank", "6", *flags) if kind == "dspark" else ("--gamma", "4")
+    flags = ("--gamma", "4", *(("--rank", "6") if kind == "dspark" else ()), *flags)
     spec, _ = starting_point(arguments(kind, *flags), target)
     drafter = Eagle3Model(spec) if kind == "eagle3" else BlockModel(spec)
-    objective = BlockObjective(drafter, target, ObjectiveConfig(terms, **config), sample)
+    objective = BlockObjective(drafter, target, ObjectiveConfig(terms, **config), sample, draft_ids)
     objective.initialise(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

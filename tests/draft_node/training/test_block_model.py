@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
-from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
+from draft_node.training.block_export import TrainingRecord, as_read, stored, write_drafter
+from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import Figures
+from draft_node.training.block_start import starting_point
 from draft_node.training.blocks import BlockShape, cut_blocks
 from draft_node.training.export import sha256
 from draft_node.training.frozen_target import FrozenTarget
@@ -14,7 +16,12 @@ from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
-from tests.draft_node.training.drafters import make_objective, random_tokens, write_target
+from tests.draft_node.training.drafters import (
+    arguments,
+    make_objective,
+    random_tokens,
+    write_target,
+)
 from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import options
 from tests.specserve.models.checkpoints import LLAMA
@@ -36,13 +43,13 @@ def target(tmp_path_factory) -> FrozenTarget:
     return FrozenTarget(write_target(tmp_path_factory.mktemp("target")))
 
 
-def export(objective, out, figures=None) -> None:
+def export(objective, out, figures=None, bits=16) -> None:
     """Write the drafter, and go on with the weights as they are stored."""
     drafter = objective.drafter
-    weights = rounded(drafter.state_dict())
-    drafter.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    tensors = stored(drafter.state_dict(), bits)
+    drafter.load_state_dict(as_read(tensors))
     figures = figures or {"code": {0: Figures(2.5, [0.5] * drafter.spec.gamma, 0.1)}}
-    write_drafter(weights, drafter.spec, RECORD, figures, out)
+    write_drafter(tensors, drafter.spec, RECORD, figures, out)
 
 
 def check_equal(objective, target: FrozenTarget, out, gap: int) -> None:
@@ -78,6 +85,24 @@ def test_the_exported_drafter_computes_what_was_trained(kind, gap, target, tmp_p
     objective = make_objective(target, *kind)
     export(objective, tmp_path)
     check_equal(objective, target, tmp_path, gap)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "dflash"])
+def test_a_drafter_of_8_bits_computes_what_was_measured_and_takes_half_the_room(
+    kind, target, tmp_path
+):
+    objective = make_objective(target, *KINDS[kind])
+    export(objective, tmp_path / "whole")
+    export(objective, tmp_path / "small", bits=8)
+    check_equal(objective, target, tmp_path / "small", gap=2)
+    whole, small = (
+        (tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "small")
+    )
+    assert small < 0.7 * whole
+    spec, weights = starting_point(
+        arguments(KINDS[kind][0], "--init", str(tmp_path / "small")), target
+    )
+    BlockModel(spec).load_state_dict(weights)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}

@@ -85,7 +85,7 @@ def test_language_models_train_in_bfloat16(share, target, tmp_path):
 
 def test_a_recurrent_state_is_not_rounded_to_bfloat16():
     torch.manual_seed(0)
-    head = MarkovHead(MarkovSpec(MarkovKind.RNN, 6), hidden_size=8, vocab_size=20)
+    head = MarkovHead(MarkovSpec(MarkovKind.RNN, 6), 8, vocab_size=20, draft_vocab_size=20)
     hidden, embedded, states = torch.randn(2, 7, 8), torch.randn(2, 7, 6), []
     head.joint_proj.register_forward_pre_hook(lambda _, given: states.append(given[0][:, :6]))
     exact = head._recurrent(hidden, embedded)

@@ -11,7 +11,7 @@ from specserve.drafters.stored_calibration import find_calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.models.checkpoint import Checkpoint
 from specserve.sampling.draft_sampler import Greedy
-from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, embedded_drafters
+from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, shipped_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.specserve.drafters.checkpoints import options
 
@@ -24,12 +24,17 @@ def test_all_assets_together_are_small():
 
 
 def test_every_kind_is_there():
-    assert embedded_drafters() == ["dels", "dflash", "dspark", "dspark-async", "lm"]
+    assert list(shipped_drafters(EMBEDDED_TARGET)) == [
+        "dels",
+        "dflash",
+        "dspark",
+        "dspark-async",
+        "lm",
+    ]
 
 
 def test_folders_match_their_checksums():
-    for name in embedded_drafters():
-        folder = EMBEDDED_DRAFTERS / name
+    for name, folder in shipped_drafters(EMBEDDED_TARGET).items():
         lines = (folder / export.CHECKSUMS).read_text().splitlines()
         listed = {file: value for value, file in (line.split("  ") for line in lines)}
         assert set(listed) == {path.name for path in folder.iterdir()} - {export.CHECKSUMS}

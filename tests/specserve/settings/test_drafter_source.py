@@ -47,11 +47,39 @@ def test_auto_without_any_drafter_is_off(tmp_path):
     assert locate(tmp_path, "auto").mode == "off"
 
 
-def test_smollm2_is_looked_up_in_its_prompts_without_being_told():
+def test_smollm2_is_looked_up_in_its_prompts_where_no_drafter_comes_along(monkeypatch, tmp_path):
+    monkeypatch.setattr(drafter_source, "SMOLLM2_DRAFTERS", tmp_path / "none")
     for mode, drafts in (("sync", 0), ("async", 1), ("auto", 0), ("auto", 1)):
         assert locate(locate_target("smollm2"), mode, drafts).drafter == "ngram"
     own = locate(locate_target("smollm2"), drafter="smollm2")
     assert own.drafter == str(locate_target("smollm2"))
+
+
+def write_folders(place: Path, *names: str) -> None:
+    for name in names:
+        (place / name).mkdir()
+        (place / name / "config.json").write_text("{}")
+
+
+def test_smollm2_has_the_drafters_that_come_along_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter_source, "SMOLLM2_DRAFTERS", tmp_path)
+    smollm2 = locate_target("smollm2")
+    write_folders(tmp_path, "dspark", "lm")
+    assert locate(smollm2).drafter == str(tmp_path / "dspark")
+    assert names(locate(smollm2, "async", 1)) == ("dspark", "dspark")
+    write_folders(tmp_path, "dspark-async")
+    assert names(locate(smollm2, "auto", 1)) == ("dspark-async", "dspark")
+    assert locate(smollm2, drafter="lm").drafter == str(tmp_path / "lm")
+    assert locate(smollm2, drafter="ngram").drafter == "ngram"
+    # The tiny target's have names too, and another vocabulary.
+    with pytest.raises(InvalidField, match="'dflash' is no folder and none of dspark, dspark-asy"):
+        locate(smollm2, drafter="dflash")
+    assert locate(drafter="lm").drafter == str(DRAFTERS / "lm")
+
+
+def test_names_of_drafters_are_those_of_the_target(tmp_path):
+    with pytest.raises(InvalidField, match="'dspark' is no folder and none of smollm2, ngram"):
+        locate(tmp_path, drafter="dspark")
 
 
 def test_a_gguf_file_may_draft(tmp_path):
@@ -94,9 +122,7 @@ def test_the_embedded_target_has_a_drafter_by_default():
 
 
 def test_draft_processes_have_a_drafter_of_their_own_where_it_comes_along(tmp_path, monkeypatch):
-    for name in ("dspark", "dspark-async", "lm"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+    write_folders(tmp_path, "dspark", "dspark-async", "lm")
     monkeypatch.setattr(drafter_source, "EMBEDDED_DRAFTERS", tmp_path)
     for best in ("lm", "dspark-async", "dspark"):
         beside = "lm" if best == "lm" else "dspark"

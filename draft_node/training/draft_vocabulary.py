@@ -1,0 +1,92 @@
+"""The tokens that a drafter can draft, where they are fewer than the target's.
+
+An output head of all of a small target's tokens is most of what a drafter reads and multiplies.
+Cut to the tokens that the target writes most often it is a part of that, and what is given up is
+bounded: a token that is never drafted is never accepted. What is verified stays as it is.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft_node.training.frozen_target import FrozenTarget
+from specserve.drafters.weights import IN_DRAFT, OFFSETS
+from specserve.errors import InvalidField
+
+
+class DraftVocabulary:
+    """What losses ask of the tokens that are drafted: all of the target's, or `ids` [DV]."""
+
+    def __init__(self, target: FrozenTarget, ids: Tensor | None = None) -> None:
+        self.ids, self._target = ids, target
+        self.head, self._columns = target.lm_head, None  # [DV, H]
+        if ids is not None:
+            self._on_device = ids.to(target.device)
+            self.head = target.lm_head[self._on_device]
+            self._columns = columns(ids, len(target.lm_head)).to(target.device)
+
+    def target_probs(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target's distributions at final hidden states [..., H].
+
+        Of the tokens that are drafted [..., DV], and what all others have together [...] (None:
+        there are no others).
+        """
+        probs = self._target.probs(hidden)
+        if self._columns is None:
+            return probs, None
+        known = probs.index_select(-1, self._on_device)
+        return known, (1 - known.sum(-1)).clamp(min=0)
+
+    def labels(self, token_ids: Tensor) -> Tensor:
+        """Places among the drafted tokens, -1 for others: [...] int64 both."""
+        return token_ids if self._columns is None else self._columns[token_ids]
+
+
+def refuse_size(size: int | None, vocab_size: int) -> None:
+    """Raise InvalidField unless so many tokens, or all of them (None), can be drafted."""
+    if size is not None and size > vocab_size:
+        raise InvalidField("--draft-vocab", f"{size}: the target has {vocab_size} tokens")
+
+
+def most_frequent(streams: Iterable[np.ndarray], size: int, vocab_size: int) -> Tensor:
+    """The `size` tokens that are learned most often, by id: int64 [size].
+
+    Of tokens that are equally frequent, and of those that are in no stream, the first by id.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for stream in streams:
+        learned = np.asarray(stream[stream >= 0])
+        counts += np.bincount(learned, minlength=vocab_size)
+    ranked = np.argsort(-counts, kind="stable")
+    return torch.from_numpy(np.sort(ranked[:size]))
+
+
+def coverage(stream: np.ndarray, ids: Tensor) -> float:
+    """Share of a stream's learned tokens that are among `ids` [DV]."""
+    learned = stream[stream >= 0]
+    return float(np.isin(learned, ids.numpy()).mean())
+
+
+def columns(ids: Tensor, vocab_size: int) -> Tensor:
+    """The place of every target token among `ids` [DV], int64 [V]; -1 for what is not drafted."""
+    places = torch.full((vocab_size,), -1, dtype=torch.int64)
+    places[ids] = torch.arange(len(ids))
+    return places
+
+
+def tables(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """As a checkpoint holds them: offsets of draft ids to target ids, and who is drafted."""
+    listed = torch.zeros(vocab_size, dtype=torch.bool)
+    listed[ids] = True
+    return {OFFSETS: ids - torch.arange(len(ids)), IN_DRAFT: listed}
+
+
+def from_tables(weights: dict[str, Tensor]) -> Tensor | None:
+    """Takes the tables out of a checkpoint's tensors, which have been checked: int64 [DV]."""
+    offsets, listed = weights.pop(OFFSETS, None), weights.pop(IN_DRAFT, None)
+    if offsets is None or listed is None:
+        return None
+    offsets = offsets.long()
+    return offsets + torch.arange(len(offsets))
