@@ -16,10 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
-from specserve.api.http.connection import Gone, read_content, refuse_unread
+from specserve.api.http.connection import Gone, read_content, refuse_unread, warning_of
 from specserve.api.http.generation import ChatCompletions, Completions
 from specserve.api.http.guard import KeyRequired
-from specserve.api.http.ignored import warning_of
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
 from specserve.api.http.to_calls import chat_options, messages_of

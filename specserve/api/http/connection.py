@@ -2,7 +2,7 @@
 """One HTTP exchange as ASGI has it: the body within its limit, the answer, and who leaves early."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,8 @@ _EVENTS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # of proxies, which would hold pieces back
 }
+WARNING = "x-specserve-warning"  # what a lenient service has left out of a request
+_MAX_WARNING_CHARS = 512
 BODY_S = 60.0  # for a whole body
 _LINGER_S = 1.0  # that bodies are thrown away for, behind an answer that they were not needed for
 # Bodies are kept in pieces of this size at least, however small those are that come. A single one
@@ -156,3 +158,11 @@ class Reply:
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def warning_of(ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names fields which a lenient service has left out; none without any."""
+    if not ignored:
+        return {}
+    names = ", ".join(ascii(name)[1:-1] for name in ignored)  # a header is no more
+    return {WARNING: f"ignored: {names[:_MAX_WARNING_CHARS]}"}

@@ -21,9 +21,15 @@ from specserve.api.http.bodies import (
     read_body,
 )
 from specserve.api.http.completion_logprobs import Echo, echo_of, prompt_logprobs
-from specserve.api.http.connection import Gone, Reply, read_content, refuse_unread, unless_gone
+from specserve.api.http.connection import (
+    Gone,
+    Reply,
+    read_content,
+    refuse_unread,
+    unless_gone,
+    warning_of,
+)
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
-from specserve.api.http.ignored import warning_of
 from specserve.api.http.merged import merged
 from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
