@@ -5,11 +5,11 @@ A field that is not here is refused by name, or with `--lenient` left out with a
 unset: what the model's own generation config says, or neutral values.
 """
 
-import difflib
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
+from specserve.api.http.wrong_fields import unknown, wrong_field
 from specserve.errors import InvalidField
 
 # Sent by clients as a matter of course, and without a meaning here.
@@ -28,7 +28,6 @@ _AS_IT_IS: dict[str, Any] = {
 }
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
 _DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
-_LEAST_QUOTES = 2  # of a message that names a field in quotes
 
 Stop = str | list[str]
 Prompts = str | list[str | int | list[int]]  # one text, texts, token ids, or lists of these
@@ -51,6 +50,7 @@ class SpecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats share."""
 
+    noun: ClassVar[str]  # what one is called in refusals
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -84,6 +84,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/completions. One prompt or several, as text or as token ids."""
 
+    noun: ClassVar[str] = "a completion"
     prompt: Prompts
     logprobs: int | None = None
     echo: bool = False
@@ -103,23 +104,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
 
-    @property
-    def text(self) -> str:
-        """Parts together. Raises InvalidField for what is no text."""
+    def text(self, where: str) -> str:
+        """Parts together. Raises InvalidField for what is no text, of a message at `where`."""
         if not isinstance(self.content, list):
             return self.content or ""
-        return "".join(map(_text_of, self.content))
+        parts = enumerate(self.content)
+        return "".join(_text_of(part, f"{where}.content[{index}]") for index, part in parts)
 
 
-def _text_of(part: dict[str, Any]) -> str:
+def _text_of(part: dict[str, Any], where: str) -> str:
     """Its type is looked at first: what else a picture has would be named as a misspelt field."""
     if (kind := part.get("type", "text")) != "text":
         problem = f"{str(kind)[:64]!r} is not served here; parts are of type 'text'"
-        raise InvalidField("messages.content.type", problem)
+        raise InvalidField(f"{where}.type", problem)
     try:
         return msgspec.convert(part, _TextPart).text
     except msgspec.ValidationError as error:
-        raise InvalidField("messages.content", str(error).replace("`", "'")) from error
+        raise wrong_field(error, _TextPart, part, where) from error
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -131,6 +132,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/chat/completions."""
 
+    noun: ClassVar[str] = "a chat completion"
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -144,6 +146,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /tokenize: a text, or a conversation as the chat template writes it."""
 
+    noun: ClassVar[str] = "POST /tokenize"
     prompt: str | None = None
     messages: list[Message] | None = None
     model: str | None = None
@@ -157,6 +160,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /detokenize."""
 
+    noun: ClassVar[str] = "POST /detokenize"
     tokens: list[int]
     model: str | None = None
 
@@ -166,26 +170,35 @@ Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body, list[str]]:
     """The body, and the unknown fields that were left out of it. Raises InvalidField."""
+    fields: dict[str, Any] = {
+        name: _without_nulls(value) if name in _NESTED else value
+        for name, value in _decoded(content).items()
+        if _says_something(name, value)
+    }
+    unknown_names = sorted(fields.keys() - set(kind.__struct_fields__))
+    if unknown_names and not is_lenient:
+        raise InvalidField(unknown_names[0][:64], _unknown_problem(unknown_names[0], kind))
+    for name in unknown_names:
+        del fields[name]
+    try:
+        body = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise wrong_field(error, kind, fields) from error
+    if fields.get("stream_options") and not fields.get("stream"):  # as OpenAI and vLLM refuse it
+        raise InvalidField("stream_options", "are for streams; send stream: true, or leave it out")
+    return body, unknown_names
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    if not content:
+        raise InvalidField("body", "is empty; it has to be a JSON object")
     try:
         given = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidField("body", f"is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
-    fields: dict[str, Any] = {
-        name: _without_nulls(value) if name in _NESTED else value
-        for name, value in cast(dict[str, Any], given).items()
-        if _says_something(name, value)
-    }
-    unknown = sorted(fields.keys() - set(kind.__struct_fields__))
-    if unknown and not is_lenient:
-        raise InvalidField(unknown[0][:64], _unknown_problem(unknown[0], kind))
-    for name in unknown:
-        del fields[name]
-    try:
-        return msgspec.convert(fields, kind), unknown
-    except msgspec.ValidationError as error:
-        raise _problem_of(error) from error
+    return cast(dict[str, Any], given)
 
 
 def _says_something(name: str, value: Any) -> bool:  # noqa: ANN401 - what JSON holds
@@ -205,19 +218,9 @@ def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - 
     return cast(Any, value)
 
 
-def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:
-    """With the field that was meant, or else with all that there are."""
-    known = sorted(kind.__struct_fields__)
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
-        return f"is not served by this path; is {near[0]} meant?"
-    return f"is not served by this path (launch --lenient ignores it); known are {', '.join(known)}"
-
-
-def _problem_of(error: msgspec.ValidationError) -> InvalidField:
-    """msgspec says `... - at `$.field`` behind the problem, or names a missing field in it."""
-    problem, _, path = str(error).partition(" - at `$")
-    field = path.strip("`").lstrip(".")
-    quoted = problem.split("`")
-    if not field and len(quoted) > _LEAST_QUOTES:
-        field = quoted[1]
-    return InvalidField(field or "body", problem.replace("`", "'"))
+def _unknown_problem(name: str, kind: type[Body]) -> str:
+    if name in _AS_IT_IS:
+        only = msgspec.json.encode(_AS_IT_IS[name]).decode()
+        return f"is not served here; leave it out, or send {only} (launch --lenient ignores it)"
+    problem = unknown(name, kind.noun, list(kind.__struct_fields__))
+    return f"{problem} (launch --lenient ignores unknown fields)"

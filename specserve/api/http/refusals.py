@@ -33,7 +33,8 @@ _STATUSES = {
 _DEFECT = (500, "server_error")
 _TOO_LATE = 408
 # What bodies call the fields that are named otherwise inside, where they do.
-_OF_BODIES = {"chat": "messages", "chat.role": "messages.role", "token_ids": "prompt"}
+_OF_BODIES = {"chat": "messages", "token_ids": "prompt"}
+_CHAT = "chat."  # of gRPC's requests, whose messages stand within it
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +75,9 @@ class Refused(Exception):
 
 def refusal_of(error: Exception) -> Refusal:
     """For a client. The text of a defect stays in the log, under an incident id."""
-    if isinstance(error, InvalidField) and error.field in _OF_BODIES:
-        error = InvalidField(_OF_BODIES[error.field], error.problem)
+    if isinstance(error, InvalidField):
+        field = error.field.removeprefix(_CHAT)
+        error = InvalidField(_OF_BODIES.get(field, field), error.problem)
     if isinstance(error, SpecserveError) and (
         error.code != "INTERNAL" or isinstance(error, Failed)
     ):

@@ -66,7 +66,7 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
-        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages.role"),
+        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [400]}, "tokens"),
         ("/detokenize", {}, "tokens"),

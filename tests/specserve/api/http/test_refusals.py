@@ -21,7 +21,13 @@ from specserve.errors import (
     ("error", "code", "kind", "param"),
     [
         (InvalidField("top_k", "is odd"), 400, "invalid_request_error", "top_k"),
-        (InvalidField("chat.role", "is odd"), 400, "invalid_request_error", "messages.role"),
+        (InvalidField("chat", "is odd"), 400, "invalid_request_error", "messages"),
+        (
+            InvalidField("chat.messages[1].role", "is odd"),
+            400,
+            "invalid_request_error",
+            "messages[1].role",
+        ),
         (InvalidField("token_ids", "is odd"), 400, "invalid_request_error", "prompt"),
         (Unsupported("spec: no"), 400, "invalid_request_error", None),
         (NotFound("model: no"), 404, "not_found_error", "model"),
