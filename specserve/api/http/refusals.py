@@ -32,6 +32,7 @@ _STATUSES = {
 }
 _DEFECT = (500, "server_error")
 _TOO_LATE = 408
+_WRONG_ENCODING = 415
 # What bodies call the fields that are named otherwise inside, where they do.
 _OF_BODIES = {"chat": "messages", "token_ids": "prompt"}
 _CHAT = "chat."  # of gRPC's requests, whose messages stand within it
@@ -61,6 +62,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
             "retry-after": after_s,
             "www-authenticate": self.challenge,
             "x-should-retry": again,
+            "accept-encoding": "identity" if self.code == _WRONG_ENCODING else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -112,3 +114,17 @@ def too_large(limit: int) -> Refusal:
     """A body of more bytes than that."""
     message = f"body: is larger than the limit of {limit} bytes"
     return Refusal(message=message, type="invalid_request_error", param="body", code=413)
+
+
+def encoded(how: str) -> Refusal:
+    """A body that is compressed: a few bytes of it could become gigabytes."""
+    message = (
+        f"content-encoding: {how[:64]!r} is not read here; send the body as plain JSON, without "
+        "that header"
+    )
+    return Refusal(
+        message=message,
+        type="invalid_request_error",
+        param="content-encoding",
+        code=_WRONG_ENCODING,
+    )
