@@ -132,7 +132,7 @@ class Service:
         if (notice_s := self.config.server.drain_notice_s) > 0:
             log.info("unready: new requests are taken for %g s more (--drain-notice-s)", notice_s)
             await asyncio.sleep(notice_s)
-        self.hub.begin_drain()
+        self.hub.begin_drain(timeout_s)
         log.info("draining: %d requests run, for %g s at most", self.hub.num_in_flight, timeout_s)
         telling = asyncio.create_task(self._tell_drain(), name="drain")
         try:

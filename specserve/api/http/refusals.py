@@ -10,6 +10,7 @@ from specserve.errors import (
     Busy,
     Failed,
     InvalidField,
+    Leaving,
     NotFound,
     SpecserveError,
     Unauthenticated,
@@ -89,7 +90,7 @@ def refusal_of(error: Exception) -> Refusal:
             type=kind,
             param=_field_of(error),
             code=status,
-            retry_after_s=error.retry_after_s if isinstance(error, Busy) else None,
+            retry_after_s=error.retry_after_s if isinstance(error, Busy | Leaving) else None,
             challenge="Bearer" if isinstance(error, Unauthenticated) else None,
         )
     incident = secrets.token_hex(4)

@@ -108,12 +108,13 @@ def test_a_draft_process_that_is_away_costs_no_requests(make_rig):
 
 def test_a_draining_service_lives_and_is_not_ready(make_rig):
     rig = make_rig()
-    rig.call(rig.service.drain(1.0))
+    rig.call(rig.service.drain(8.0))
     assert send(rig.url, "GET", "/livez").status == 200
     answer = send(rig.url, "GET", "/readyz")
     assert (answer.status, answer.body) == (503, {"status": "draining"})
     answer = send(rig.url, "POST", "/v1/completions", {"prompt": "fox"})
     assert (answer.status, answer.body["error"]["type"]) == (503, "service_unavailable_error")
+    assert 1 <= int(answer.headers["retry-after"]) <= 8  # by then it is gone at the latest
 
 
 @pytest.mark.parametrize(
