@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
+from specserve.api.figure_names import renamed
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread
 from specserve.api.http.generation import ChatCompletions, Completions
@@ -159,11 +160,11 @@ class _Paths:
             {
                 "version": __version__,
                 "state": service.state,
-                "uptime_s": time.monotonic() - service.started_s,
+                "api_uptime_s": time.monotonic() - service.started_s,
                 "topology": service.config.topology.topology,
                 "model": msgspec.to_builtins(service.ready),
                 "num_in_flight": hub.num_in_flight,
-                "load": msgspec.structs.asdict(hub.load),
+                "load": renamed(msgspec.structs.asdict(hub.load)),
             }
         )
 

@@ -94,6 +94,10 @@ def test_probes_say_how_it_is(ask):
     info = ask("GET", "/server_info").body
     assert info["model"]["model"] == "scripted"
     assert info["load"]["num_running"] == 0
+    assert info["load"]["mode_now"] == "off"
+    assert info["load"]["num_broken_draft_probs"] == 0
+    assert {"api_uptime_s"} == {name for name in info if "uptime" in name}
+    assert {"target_uptime_s"} == {name for name in info["load"] if "uptime" in name}
     json.dumps(info)
 
 
