@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 _NEAR = 0.8  # difflib's ratio, above which two names are one name and a slip of the hand
 _LEAST_CHARS = 3  # of a beginning that says anything about how the name goes on
+_MOST_CHARS = 128  # of a name; comparing takes the square of them, and strangers may send millions
 _BETWEEN_WORDS = re.compile("[-_/. ]+")
 
 
@@ -19,6 +20,8 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 
     Names that begin differently are different names: `--timeout-s` is not `--hang-timeout-s`.
     """
+    if len(name) > _MOST_CHARS:
+        return None
     given = _plain(name)
     alike = [each for each in known if _plain(each)[:1] == given[:1] != ""]
     for candidates in (_spelt_alike(given, alike), _continued(given, alike)):

@@ -1,5 +1,7 @@
 """A suggestion is what was meant, and there is none rather than a wrong one."""
 
+import time
+
 import pytest
 
 from specserve.nearest import nearest
@@ -46,3 +48,9 @@ def test_paths_are_names_too():
     assert nearest("/v1/chat/completion", paths) == "/v1/chat/completions"
     assert nearest("/v1/model", paths) == "/v1/models"
     assert nearest("/v1/embeddings", paths) is None
+
+
+def test_what_is_too_long_to_be_a_name_is_not_compared():
+    began_s = time.monotonic()
+    assert nearest("--max-tokens" * 100_000, FLAGS) is None
+    assert time.monotonic() - began_s < 1

@@ -195,7 +195,8 @@ def _decoded(content: bytes) -> dict[str, Any]:
     try:
         given = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidField("body", f"is no JSON: {error}") from error
+        problem = str(error).partition(" - at `")[0]  # a path in signs of msgspec's own
+        raise InvalidField("body", f"is no JSON: {problem}") from error
     if not isinstance(given, dict):
         raise InvalidField("body", "has to be a JSON object")
     return cast(dict[str, Any], given)

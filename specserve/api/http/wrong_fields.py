@@ -4,6 +4,7 @@
 Knows types as msgspec tells them, and the ranges that fields are held against later.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -42,7 +43,8 @@ RANGES = {
     "min_tokens_per_s": f" above 0 and at most {MAX_TOKENS_PER_S:g}",
     "timeout_s": f" above 0 and at most {DAY_S:g}",
 }
-_MOST_CHARS = 32  # of a text or a number that is quoted
+_MOST_CHARS = 32  # of a text that is quoted
+_MOST_BITS = 96  # of a number
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _QUOTED = re.compile("`(.*)`", re.DOTALL)  # a name that somebody sent may have such marks in it
 
@@ -69,7 +71,7 @@ def wrong_field(
     problem, _, path = str(error).rpartition(" - at `$")
     if not problem:
         problem, path = path, ""
-    place = _Place(where, inspect.type_info(struct), fields)
+    place = _Place(where, _type_of(struct), fields)
     for name, index in cast("list[tuple[str, str]]", _STEP.findall(path)):
         place = _below(place, name or index)
     if problem.startswith("Object contains unknown field"):
@@ -79,7 +81,14 @@ def wrong_field(
     if problem.startswith("Object missing required field"):
         place = _below(place, _quoted(problem))
         return InvalidField(place.path, f"is missing; it must be {_allowed(place)}")
+    if "out of range" in problem:  # of what arithmetic holds at all
+        return InvalidField(place.path, f"is out of range; it must be {_allowed(place)}")
     return InvalidField(place.path, f"must be {_allowed(place)}, not {_sent(place.value)}")
+
+
+@functools.cache
+def _type_of(struct: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(struct)
 
 
 def unknown(name: str, of_what: str, known: list[str]) -> str:
@@ -121,7 +130,13 @@ def _below(place: _Place, step: str) -> _Place:
 
 def _is_number(value: object) -> bool:
     """The values of the one mapping that is not free."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _options(kind: inspect.Type) -> Iterator[inspect.Type]:
@@ -186,8 +201,10 @@ def _sent(value: Any) -> str:  # noqa: ANN401 - what JSON holds
             is_short = len(value) <= _MOST_CHARS
             text = value if is_short else value[:_MOST_CHARS] + "..."
             return f"the text {msgspec.json.encode(text).decode()}"
+        case int() if value.bit_length() > _MOST_BITS:
+            return "a number that long"
         case int() | float():
-            return f"the number {str(value)[:_MOST_CHARS]}"
+            return f"the number {value}"
         case Mapping():
             return "an object"
         case _:

@@ -1,6 +1,7 @@
 """Fields of a wrong type, or of no body, are refused in words: what may be, and what was sent."""
 
 import json
+import random
 import re
 
 import msgspec
@@ -53,6 +54,12 @@ def refusal(kind: type, fields: dict) -> str:
          "stream_options; did you mean include_usage?"),
         ({"stream_options": {"a` - at `$.n": 1}}, "stream_options.a` - at `$.n: is no field of "
          "stream_options; its fields are continuous_usage_stats, include_usage"),
+        ({"spec": {"max_verify_len": 2**99}}, "spec.max_verify_len: must be a whole number from 0 "
+         "to 4294967295 or null, not a number that long"),
+        ({"logit_bias": {"5": 2**70, "6": 10**400}}, "logit_bias[6]: is out of range; it must be a "
+         "number"),
+        ({"temperature": 10**400}, "temperature: is out of range; it must be a number from 0 to "
+         "100 or null"),
         ({"max_token": 5}, "max_token: is no field of a completion; did you mean max_tokens? "
          "(launch --lenient ignores unknown fields)"),
         ({"best_of": 2}, "best_of: is not served here; leave it out, or send 1 (launch --lenient "
@@ -136,3 +143,30 @@ def test_a_range_is_that_of_the_door(name: str):
     assert passes(least) == ("above" not in RANGES[name])
     assert not passes(least - step)
     assert most is None or (passes(most) and not passes(most + step))
+
+
+def test_whatever_is_sent_is_read_or_refused():
+    """By a walk through JSON at random: an error of another kind would be told as a defect."""
+    dice = random.Random(20)
+    refused: list[InvalidField] = []
+    for _ in range(2000):
+        kind = dice.choice([CompletionBody, ChatBody])
+        fields: dict = {"prompt": "a"} if kind is CompletionBody else {"messages": []}
+        for _ in range(dice.randrange(1, 3)):
+            fields[dice.choice(kind.__struct_fields__)] = something(dice)
+        try:
+            read_body(json.dumps(fields).encode(), kind, is_lenient=False)
+        except InvalidField as error:
+            refused.append(error)
+    assert 500 < len(refused) < 2000
+    assert all(each.problem.startswith(("must be ", "is ", "are for")) for each in refused)
+
+
+def something(dice: random.Random, depth: int = 0) -> object:
+    atoms = [None, True, -1, 2**70, 10**350, 1.5, "", "x", "a` - at `$.n", " - at `$"]
+    names = ["a", "text", "role", "content", "mode", "max_verify_len", "5", "", "[...]", "`x`"]
+    if depth > 3 or dice.random() < 0.5:
+        return dice.choice(atoms)
+    if dice.random() < 0.5:
+        return [something(dice, depth + 1) for _ in range(dice.randrange(4))]
+    return {dice.choice(names): something(dice, depth + 1) for _ in range(dice.randrange(4))}
