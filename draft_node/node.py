@@ -77,7 +77,7 @@ class DraftNode:
             while not self.is_stopping:
                 if not self.step():
                     self._rest()
-            log.info("%s", self.prespeculation.cache.statistics)
+            log.debug("%s", self.prespeculation.cache.statistics)
         finally:
             self._region.draft_pid = 0  # it is leaving: ending a process takes a second
             if self._link is not None:

@@ -5,9 +5,11 @@ Makes gRPC channels; knows no methods.
 
 import functools
 import queue
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -20,6 +22,13 @@ _CONNECT_TIMEOUT_S = 10.0
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+# What gRPC says where there never was a connection; a service that answers says nothing like it.
+_UNREACHED = re.compile(
+    r"(failed to connect to all addresses; .*\bipv[46]:|errors resolving )"
+    r"(?P<place>\S+): (Failed to connect to remote host: )?(?P<why>.*)",
+    re.DOTALL,
+)
+_USUAL_PORT = "7411"
 
 _ChannelT = TypeVar("_ChannelT")
 
@@ -103,3 +112,20 @@ def is_reachable(access: Access, timeout_s: float = _CONNECT_TIMEOUT_S) -> bool:
             return False
         finally:
             channel.unsubscribe(follow)
+
+
+def unreached(details: str) -> str | None:
+    """What to do about a call that ended with gRPC's `details`, if nobody was there to answer.
+
+    None for what a service has said itself.
+    """
+    if (found := _UNREACHED.match(details)) is None:
+        return None
+    place, why = unquote(found["place"]), " ".join(found["why"].split())
+    port = place.rpartition(":")[2]
+    flag = "" if port == _USUAL_PORT or not port.isdigit() else f" --port {port}"
+    return (
+        f"no service answers at {place} ({why}); start one with: specserve launch{flag}, or "
+        "correct the address: that of gRPC, which launch prints last, and with tls_ca where it has "
+        "TLS"
+    )

@@ -5,7 +5,6 @@ Imports a subcommand's machinery only when it runs: `--help` answers at once.
 """
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, profile, top, train
 from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
+from specserve.nearest import nearest
 from specserve.processes.standard_streams import complain, is_stdout_open, write_stdout
 from specserve.processes.stop_signals import interrupts_merged
 
@@ -115,7 +115,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     refuse_foreign_flags(words[1:], command.flags)
     arguments, strays = parser.parse_known_args(words)
     if strays:
-        command.error(_unrecognized(strays, command.flags))
+        command.error(_unrecognized(strays, command.shown_flags))
     return arguments
 
 
@@ -125,8 +125,8 @@ def _unrecognized(strays: Sequence[str], own: Sequence[str]) -> str:
     if not strays[0].startswith("-"):
         return f"{problem}; a model is named by --target" if "--topology" in own else problem
     flag = strays[0].partition("=")[0]
-    near = difflib.get_close_matches(flag, own, n=1, cutoff=0.75)
-    return f"{problem} (nearest: {near[0]})" if near else problem
+    near = nearest(flag, own)
+    return f"{problem} (nearest: {near})" if near else problem
 
 
 def _forget_output() -> None:
@@ -149,6 +149,12 @@ class _Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """All there are, without those of commands."""
         return list(self._option_string_actions)
+
+    @property
+    def shown_flags(self) -> list[str]:
+        """Those that its help names."""
+        actions = self._option_string_actions.items()
+        return [flag for flag, action in actions if action.help != argparse.SUPPRESS]
 
     def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401
         """argparse says nothing where there is no room for its help."""

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self, SupportsFloat, TypedDict, Unpack
 import grpc
 import grpc.aio
 
-from specserve.access import Access
+from specserve.access import Access, unreached
 from specserve.api import from_proto, to_proto
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.events import CompletedSample, Completion, Finished, PromptInfo, TokenDelta
@@ -299,7 +299,10 @@ def _raise_cancelled(error: asyncio.CancelledError) -> NoReturn:
 
 
 def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of a call is a call
-    return from_code(error.code().name, error.details() or error.code().name)
+    details = error.details() or error.code().name
+    if (advice := unreached(details)) is not None:
+        return Unavailable(advice)
+    return from_code(error.code().name, details)
 
 
 def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, float | None]:

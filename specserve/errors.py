@@ -44,6 +44,14 @@ class Unavailable(SpecserveError):
     code = "UNAVAILABLE"
 
 
+class Leaving(Unavailable):
+    """The service takes no more, and is gone in `retry_after_s` whole seconds at the latest."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class NotFound(SpecserveError):
     """The named model is not served here."""
 

@@ -317,7 +317,7 @@ def keep_steps(node: TargetNode, file: StepFile) -> None:
     if not node.runner.steps.num_predicted:
         return
     file.write(node.runner.steps.as_record(file.made_for))
-    log.info(
+    log.debug(
         "the time of %d forwards was predicted; the median is off by %.1f %%",
         node.runner.steps.num_predicted, 100 * (node.runner.steps.median_error or 0.0),
     )  # fmt: skip

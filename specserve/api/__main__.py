@@ -1,8 +1,9 @@
 """The API process: `python -m specserve.api`, started by the launcher, not for hands.
 
 Binds its port before the target has loaded, so that one in use is told early; says ready once the
-target is. SIGTERM drains and exits with 0; a second one ends the drain. One JSON line on stdin
-(`{"event": "target_lost", "detail": ...}`) ends every open stream with an error.
+target is. SIGTERM drains and exits with 0; a second one ends the drain, with 3 if that cut
+requests. One JSON line on stdin (`{"event": "target_lost", "detail": ...}`) ends every open stream
+with an error.
 """
 
 import asyncio
@@ -38,6 +39,9 @@ from specserve.telemetry import setup_logging
 log = logging.getLogger(__name__)
 
 
+_EXIT_CUT = 3  # a second signal cut requests
+
+
 class SupervisorEvent(msgspec.Struct, frozen=True):
     """One line of stdin."""
 
@@ -45,8 +49,8 @@ class SupervisorEvent(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> None:
-    """Serve until a signal, then drain. Raises if it cannot start."""
+async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> int:
+    """Serve until a signal, then drain; the exit code. Raises if it cannot start."""
     if config.model.target is None:
         raise Unsupported("model.target: is not resolved to a folder")
     stop_requests = _stop_requests()
@@ -64,11 +68,12 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> Non
         tasks.append(asyncio.create_task(log_figures(service.hub, interval_s), name="figures"))
     try:
         if not await _unless(stop_requests.get(), service.until_ready()):
-            return
+            return 0
         http_url = "" if http is None else http.url
         report_ready(ready_fd, address=server.address, http_url=http_url)
         await _unless(stop_requests.get(), server.failed())
-        await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
+        is_whole = await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
+        return 0 if is_whole or not service.hub.num_in_flight else _EXIT_CUT
     finally:
         for task in tasks:
             task.cancel()
@@ -128,7 +133,7 @@ def handle_line(service: Service, line: bytes) -> None:
 
 
 def main() -> int:
-    """The exit code: 0 after a clean stop, 1 if it could not start or had to give up."""
+    """The exit code: that of `serve`, 1 if it could not start or had to give up."""
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
     share_heap()
@@ -138,7 +143,7 @@ def main() -> int:
         setup_logging("api", config.telemetry.log_level)
         dam_log_floods()
         pin(config.placement("api"))
-        asyncio.run(serve(config, arguments.control_dir, arguments.ready_fd))
+        return asyncio.run(serve(config, arguments.control_dir, arguments.ready_fd))
     except TargetSilent as error:
         report_failure(arguments.ready_fd, error, is_consequence=True)
         return 1
@@ -148,7 +153,6 @@ def main() -> int:
     except Exception as error:
         report_failure(arguments.ready_fd, f"API process failed: {type(error).__name__}: {error}")
         raise
-    return 0
 
 
 if __name__ == "__main__":

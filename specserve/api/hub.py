@@ -21,8 +21,9 @@ import msgspec
 
 from specserve.api.keys import Tenant
 from specserve.api.open_request import OpenRequest
+from specserve.api.pace import told_s
 from specserve.api.places import Places
-from specserve.errors import Exhausted, InvalidField, SpecserveError, Unavailable
+from specserve.errors import Exhausted, InvalidField, Leaving, SpecserveError, Unavailable
 from specserve.transport.control.control import ApiControl, Received
 from specserve.types import (
     Abort,
@@ -93,6 +94,7 @@ class Hub:
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}  # by path; at most one
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
+        self._drained_s = 0.0  # when a drain that has begun is out of time
         self.lost = asyncio.Event()
         self._silent = asyncio.Event()
         self.lost_detail = ""
@@ -135,7 +137,7 @@ class Hub:
         """Reserve a place before any work is done.
 
         Raises:
-            Unavailable: loading, draining, or the target is lost.
+            Unavailable: loading, or the target is lost; as Leaving while it drains.
             Busy: too many requests in flight, of all or of this tenant.
             InvalidField: a live request of this tenant has this id.
         """
@@ -157,9 +159,9 @@ class Hub:
         if self.lost.is_set():
             self._raise_lost()
         if self.draining.is_set():
-            raise Unavailable(
-                f"draining: {len(self._requests)} requests run to their end, no new ones are taken"
-            )
+            running = f"{len(self._requests)} requests run to their end"
+            wait_s = told_s(self._drained_s - time.monotonic())
+            raise Leaving(f"draining: {running}, no new ones are taken", wait_s)
         if not self.ready.done():
             raise Unavailable("loading: the target is not ready yet")
         self._places.require(tenant)
@@ -207,8 +209,9 @@ class Hub:
 
     # --- the service ------------------------------------------------------------------------
 
-    def begin_drain(self) -> None:
-        """Refuse new requests from now on; running ones finish."""
+    def begin_drain(self, timeout_s: float) -> None:
+        """Refuse new requests from now on; running ones finish, or are cut after `timeout_s`."""
+        self._drained_s = time.monotonic() + timeout_s
         self.draining.set()
 
     async def idle(self) -> None:

@@ -36,7 +36,7 @@ class Pace:
         self._since_s = min(self._since_s, now_s)
         latest = max(self._promised_s, now_s) + self._seconds_a_place(now_s)
         self._promised_s = min(latest, now_s + _MOST_S)
-        return max(_LEAST_S, math.ceil(self._promised_s - now_s))
+        return told_s(self._promised_s - now_s)
 
     def _seconds_a_place(self, now_s: float) -> float:
         """Of the window; where nothing has become free, what is the least by now.
@@ -50,3 +50,8 @@ class Pace:
     def _forget(self, now_s: float) -> None:
         while self._freed_s and self._freed_s[0] < now_s - _WINDOW_S:
             self._freed_s.popleft()
+
+
+def told_s(wait_s: float) -> int:
+    """Whole seconds, 1 to 60, that a caller is told to wait."""
+    return min(max(math.ceil(wait_s), _LEAST_S), _MOST_S)

@@ -133,9 +133,10 @@ class Service:
         if notice_s > 0 and not self.hub.draining.is_set():
             log.info("unready: new requests are taken for %g s more (--drain-notice-s)", notice_s)
             # Whoever asked for it may leave meanwhile: what was announced comes all the same.
-            asyncio.get_running_loop().call_later(notice_s, self.hub.begin_drain)
+            loop = asyncio.get_running_loop()
+            loop.call_later(notice_s, self.hub.begin_drain, timeout_s)
             await self.hub.draining.wait()
-        self.hub.begin_drain()
+        self.hub.begin_drain(timeout_s)
         log.info("draining: %d requests run, for %g s at most", self.hub.num_in_flight, timeout_s)
         telling = asyncio.create_task(self._tell_drain(), name="drain")
         try:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from specserve.api.malformed import Malformed
-from specserve.errors import Busy, Failed, SpecserveError
+from specserve.errors import Busy, Failed, Leaving, SpecserveError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     code, text = refusal_of(error)
     if context.done():  # the caller has left, and nobody hears
         raise asyncio.CancelledError from error
-    wait = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Busy) else ()
+    wait = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Busy | Leaving) else ()
     try:
         await context.abort(code, text, wait)
     except grpc.aio.InternalError as gone:  # it has left meanwhile

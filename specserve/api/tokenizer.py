@@ -77,10 +77,10 @@ class TextTokenizer:
             raise Unsupported("chat: the model has no chat template; send text or token_ids")
         if not messages or len(messages) > _MAX_MESSAGES:
             raise InvalidField("chat", f"has {len(messages)} messages; limit 1 to {_MAX_MESSAGES}")
-        for message in messages:
+        for index, message in enumerate(messages):
             if message.role not in ROLES:
-                known = ", ".join(ROLES)
-                raise InvalidField("chat.role", f"{message.role[:64]!r} is not one of {known}")
+                problem = f"{message.role[:64]!r} is not one of {', '.join(ROLES)}"
+                raise InvalidField(f"chat.messages[{index}].role", problem)
         self._check_size(sum(len(message.content) for message in messages))
         return await self.off_loop(lambda: self._encode_chat(messages, options))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from specserve import __version__
+from specserve.api.figure_names import FIGURES, Figure
 from specserve.commands.config_table import config_rows, in_words
 from specserve.commands.connection import (
     add_access_options,
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         refuse_idle_access(arguments)
         sections = _offline(arguments)
-    text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else _layout(sections)
+    text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else layout(sections)
     write_stdout(text)
     return 0
 
@@ -176,12 +177,18 @@ def _weights_hash(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _layout(sections: dict[str, Section]) -> str:
+def layout(sections: dict[str, Section]) -> str:
+    """As people read it: names that say something, and what they mean where that is not all."""
     lines: list[str] = []
-    for name, section in sections.items():
-        lines.append(name)
-        width = max(len(key) for key in section)
-        lines += [f"  {key:<{width}}  {_in_words(value)}" for key, value in section.items()]
+    for section, values in sections.items():
+        lines.append(section)
+        known = FIGURES.get(section, {})
+        rows = [(known.get(key, Figure(key, "")), _in_words(values[key])) for key in values]
+        width = max(len(figure.name) for figure, _ in rows)
+        wide = max((len(value) for figure, value in rows if figure.meaning), default=0)
+        for (name, meaning), value in rows:
+            line = f"  {name:<{width}}  {value}"
+            lines.append(f"{line:<{width + wide + 4}}  {meaning}" if meaning else line)
     return "\n".join(lines) + "\n"
 
 

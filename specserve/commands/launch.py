@@ -5,6 +5,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import tempfile
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
 
+_LOOPBACK_OF_ALL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+
 HELP = "serve a model over gRPC and HTTP until Ctrl-C"
 EXAMPLES = """examples:
   specserve launch                                      SmolLM2 if installed, on 127.0.0.1:7411
@@ -50,7 +53,7 @@ EXAMPLES = """examples:
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 
 exit codes: 0 after Ctrl-C or SIGTERM, once running requests are finished; 130 (143) if a second
-Ctrl-C (SIGTERM) cut them off; 1 after a failure; 2 for a launch that cannot start as configured
+Ctrl-C (SIGTERM) cut some off; 1 after a failure; 2 for a launch that cannot start as configured
 """
 
 
@@ -144,10 +147,7 @@ class _Announcer:
             report_ready(self._ready_fd, address=report.address, http_url=report.http_url)
             self._ready_fd = None
             return
-        lines = [f"listening on {report.address}"]
-        if url := report.http_url:
-            lines = [f"OpenAI-compatible API at {url}/v1", f"watch it work at {url}/", *lines]
-        for line in lines:
+        for line in ready_lines(report, socket.gethostname()):
             if is_stdout_open():
                 write_stdout(f"{line}\n")
             else:
@@ -160,6 +160,31 @@ class _Announcer:
             complain(ending.error)
         else:
             report_failure(self._ready_fd, ending.error, ending.code)
+
+
+def ready_lines(report: ReadyReport, host_name: str) -> list[str]:
+    """Where the service is, as a client or a browser takes it; gRPC's place comes last.
+
+    An address that stands for every interface is none to connect to: there are this machine's own
+    and its name.
+    """
+    grpc_places = _reached_at(report.address, host_name)
+    note = "" if grpc_places == [report.address] else f" (on all interfaces: {report.address})"
+    lines = [f"listening on {' and '.join(grpc_places)}{note}"]
+    if report.http_url:
+        scheme, _, place = report.http_url.partition("://")
+        urls = [f"{scheme}://{reached}" for reached in _reached_at(place, host_name)]
+        apis = " and ".join(f"{url}/v1" for url in urls)
+        pages = " and ".join(f"{url}/" for url in urls)
+        lines = [f"OpenAI-compatible API at {apis}", f"watch it work at {pages}", *lines]
+    return lines
+
+
+def _reached_at(place: str, host_name: str) -> list[str]:
+    host, _, port = place.rpartition(":")
+    if (loopback := _LOOPBACK_OF_ALL.get(host)) is None:
+        return [place]
+    return [f"{loopback}:{port}", *([f"{host_name}:{port}"] if host_name else [])]
 
 
 def _runtime_root() -> Path:

@@ -4,7 +4,8 @@
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
 ends with an explicit error; SIGINT and SIGTERM drain; a second one, unless it comes at once, ends
-streams with an error, and the exit code is that of a command ended by it; a third one kills.
+streams with an error, and if there were any the exit code is that of a command ended by it; a third
+one kills.
 Where several children end for one reason, the error names the first cause, not who suffered first.
 Draft processes are the exception: they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
@@ -162,16 +163,23 @@ class Supervisor:
             if isinstance(event, Died):
                 return self._fail(event.child)
             if isinstance(event, StopRequested):
-                log.warning("a second signal: running requests are cut")
-                api = self._api()  # it ends its streams with an error; a third signal kills
-                api.terminate()
-                self._await_exit([api], _CUT_GRACE_S, self._children, may_fail=True)
-                return Ending(signal_exit(event.signum))
+                return self._cut(event.signum)
             for child in group:
                 if child.alive:
                     log.warning("%s did not stop within %g s", child.command.name, timeout_s)
                 child.kill()
         return Ending(EXIT_OK)
+
+    def _cut(self, signum: int) -> Ending:
+        """A second signal. Where no request ran any more it cuts nothing, and the end is good."""
+        api = self._api()
+        if not api.alive:
+            log.info("a second signal: every request has ended, processes are killed")
+            return Ending(EXIT_OK)
+        log.warning("a second signal: running requests are cut")
+        api.terminate()  # it ends its streams with an error; a third signal kills
+        self._await_exit([api], _CUT_GRACE_S, self._children, may_fail=True)
+        return Ending(EXIT_OK if api.ended_well else signal_exit(signum))
 
     def _fail(self, lost: Child) -> Ending:
         """Fail-stop. The other nodes may hang in a collective with the lost one: kill them."""

@@ -82,6 +82,12 @@ class BatchLoad(NamedTuple):
         """At least."""
         return 1 << max(0, self.num_rows_bits - 1)
 
+    @property
+    def in_words(self) -> str:
+        """As who runs a service hears of it, whatever verification is called inside."""
+        requests = "1 request" if self.num_rows == 1 else f"{self.num_rows} requests"
+        return f"{requests} at temperature 0" if self.kind == GREEDY else f"{requests}, sampled"
+
 
 @dataclass
 class Measured:

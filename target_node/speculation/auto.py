@@ -242,9 +242,8 @@ class AutoSpeculation:
             usable = [f"{mode} {s:.4g}" for mode, s in speeds.items() if mode not in unusable]
             first = self._chooser.best(load, but=unusable)
             log.info(
-                "tokens a second expected of %d %s row%s: %s; best is %s",
-                load.num_rows, load.verification, "s" if load.num_rows > 1 else "",
-                ", ".join(usable), first,
+                "%s: expected tokens a second by mode: %s; the fastest is %s",
+                load.in_words, ", ".join(usable), first,
             )  # fmt: skip
 
     def draft_probs(self, rows: list[Row]) -> DraftProbs | None:

@@ -107,6 +107,22 @@ def test_drafted_tokens_do_not_eat_the_budget(api: str, service: Service):
 
 
 @pytest.mark.slow
+@case(3)
+def test_a_budget_beyond_the_context_is_what_the_prompt_leaves_of_it(api: str, service: Service):
+    """As docs/running.md has it: clamped, told as "length", and counted as it was."""
+    longest, room = service.client.model_info().max_model_len, 20
+    prompt = [5 + place % 50 for place in range(longest - room)]
+    for max_tokens in (room - 1, room, room + 1, 100 * longest):
+        answer = ask(api, service, prompt, **GREEDY, max_tokens=max_tokens)
+        made = min(max_tokens, room)
+        assert (answer.only.finish_reason, answer.only.stop) == ("length", None)
+        assert len(answer.only.token_ids) == answer.num_generated_tokens == made
+        assert answer.num_prompt_tokens == longest - room
+    assert answer == ask_plainly(service, prompt, **GREEDY, max_tokens=room)
+    assert "which leaves 1 of max_model_len" in refusal(api, service, [5] * longest, **GREEDY)
+
+
+@pytest.mark.slow
 @case(4, apis=[GRPC])
 def test_what_is_counted_as_accepted_was_emitted(api: str, service: Service):
     """Of answers that a token or the budget ends; those of stop strings are another test's."""

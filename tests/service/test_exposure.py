@@ -65,10 +65,11 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposed]:
         "--speculation", "async",
     )  # fmt: skip
     try:
-        port = launched.address().removeprefix("0.0.0.0:")
-        found = re.search(r"OpenAI-compatible API at http://0\.0\.0\.0:(\d+)", launched.output)
+        grpc_place = launched.address()
+        found = re.search(r"OpenAI-compatible API at http://127\.0\.0\.1:(\d+)", launched.output)
         assert found, launched.output
-        yield Exposed(launched, f"127.0.0.1:{port}", f"http://127.0.0.1:{found[1]}")
+        assert "on all interfaces: 0.0.0.0:" in launched.output
+        yield Exposed(launched, grpc_place, f"http://127.0.0.1:{found[1]}")
     finally:
         end(launched)
 

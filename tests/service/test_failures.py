@@ -169,6 +169,9 @@ def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, sig
     for answers in streams.ends().values():
         assert [(each.error, each.finish_reason) for each in answers] == [("", "length")]
     assert service.exit_code() == 0, service.output
+    assert "1 request, sampled: expected tokens a second by mode: " in service.output
+    for jargon in ("foreseeable", "greedy", "the median", "CacheStatistics"):
+        assert jargon not in service.output
 
 
 @pytest.mark.slow

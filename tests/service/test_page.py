@@ -261,6 +261,24 @@ def test_a_key_is_asked_for_and_sent_from_then_on(troubled: Opened):
     expect(page.locator("#state")).to_have_text("ready")
 
 
+def test_columns_of_links_are_there_for_draft_processes_alone(opened: Opened):
+    def without_drafts(route: Route) -> None:
+        now = route.fetch().json()
+        now["processes"] = [each for each in now["processes"] if each["role"] != "draft"]
+        now["figures"] |= {"sent_per_s": [], "received_per_s": []}
+        route.fulfill(json=now)
+
+    page = opened.page
+    page.route("**/status", without_drafts)
+    page.goto(opened.url)
+    cells, heads = page.locator("#processes td:visible"), page.locator("#processes th:visible")
+    expect(heads).to_have_text(["process", "state", "pid"])
+    expect(cells).to_have_count(2 * 3)  # of the API process and the target
+    page.unroute_all()
+    expect(heads).to_have_text(["process", "state", "pid", "to it", "from it"])
+    expect(cells).to_have_count(3 * 5)
+
+
 class Death(NamedTuple):
     """What the page showed of a draft process that was killed while a prompt ran twice."""
 

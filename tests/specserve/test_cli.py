@@ -66,6 +66,17 @@ def test_the_version_is_printed(specserve):
             "unrecognized arguments: --max-batch-rowz 3 (nearest: --max-batch-rows) (see specserve",
         ),
         (
+            ("generate", "x", "--max-row", "3"),
+            "unrecognized arguments: --max-row 3 (nearest: --max-batch-rows) (see specserve",
+        ),
+        # Near to --hang-timeout-s and --draft-timeout-s, which are other things.
+        (
+            ("generate", "x", "--timeout-s", "3"),
+            "unrecognized arguments: --timeout-s 3 (see specserve generate --help)",
+        ),
+        # One that commands have for one another is no suggestion to a person.
+        (("launch", "--ready-df", "3"), "unrecognized arguments: --ready-df 3 (see specserve lau"),
+        (
             ("launch", "Qwen/Qwen3-0.6B"),
             "unrecognized arguments: Qwen/Qwen3-0.6B; a model is named by --target",
         ),

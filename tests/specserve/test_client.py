@@ -1,11 +1,13 @@
 """The Python client, sync and async, over a real connection."""
 
+import asyncio
 import threading
 
 import msgspec
 import numpy as np
 import pytest
 
+from specserve.access import unreached
 from specserve.api.call import ChatMessage, SpecOptions
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.client import AsyncClient, Client
@@ -163,9 +165,53 @@ def test_a_minimum_beyond_the_models_length_is_refused_at_the_door(rig, client):
     assert rig.target.received(Submit) == []
 
 
-def test_nobody_listening_is_unavailable():
-    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
-        client.server_info()
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1"])
+def test_where_nobody_listens_the_address_and_what_to_type_are_told(address):
+    with Client(address) as client:
+        for call in (client.server_info, lambda: list(client.stream("fox"))):
+            with pytest.raises(Unavailable) as caught:
+                call()
+            told = str(caught.value)
+            assert told.startswith(f"no service answers at {address} (")
+            assert "; start one with: specserve launch --port 1, or correct the address" in told
+
+    async def use():
+        async with AsyncClient(address) as client:
+            with pytest.raises(Unavailable, match=r"no service answers at .*specserve launch"):
+                await client.load()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7411: Failed "
+            "to connect to remote host: Connection refused",
+            "no service answers at 127.0.0.1:7411 (Connection refused); start one with: specserve "
+            "launch, or",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:8000: "
+            "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
+            "no service answers at 127.0.0.1:8000 (Failed parsing HTTP/2 (Expected",
+        ),
+        (
+            "errors resolving foo.invalid:7411: [field:hostname lookup error: Domain not found]",
+            "no service answers at foo.invalid:7411 ([field:hostname",
+        ),
+    ],
+)
+def test_what_grpc_says_of_a_connection_that_never_was(details, told):
+    assert (unreached(details) or "").startswith(told)
+
+
+@pytest.mark.parametrize(
+    "details", ["draining: 3 requests run to their end", "target lost: x", "Socket closed", ""]
+)
+def test_what_a_service_says_itself_is_left_as_it_is(details):
+    assert unreached(details) is None
 
 
 def test_leaving_a_stream_early_aborts_the_request(rig, client):  # noqa: F811

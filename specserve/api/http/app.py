@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
+from specserve.api.figure_names import renamed
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread, warning_of
 from specserve.api.http.generation import ChatCompletions, Completions
@@ -22,6 +23,7 @@ from specserve.api.http.guard import KeyRequired
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
 from specserve.api.http.to_calls import chat_options, messages_of
+from specserve.api.http.wrong_paths import WrongPaths
 from specserve.api.live_status import live_status
 from specserve.api.service import Service
 from specserve.errors import InvalidField, NotFound
@@ -49,25 +51,24 @@ class _Paths:
 
     def app(self) -> Starlette:
         service, lenient = self._service, self._is_lenient
-        return Starlette(
-            routes=[
-                _posts("/v1/completions", Completions(service, is_lenient=lenient)),
-                _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
-                _answers("/v1/models", self.models),
-                _answers("/v1/models/{name:path}", self.model),
-                _answers("/tokenize", self.tokenize, "POST"),
-                _answers("/detokenize", self.detokenize, "POST"),
-                _answers("/health", self.ready),
-                _answers("/readyz", self.ready),
-                _answers("/livez", self.live),
-                _answers("/version", self.version),
-                _answers("/server_info", self.server_info),
-                _answers("/metrics", self.metrics),
-                _answers("/status", self.status),
-                _answers("/", self.page),
-            ],
-            exception_handlers={HTTPException: _no_path},
-        )
+        routes = [
+            _posts("/v1/completions", Completions(service, is_lenient=lenient)),
+            _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
+            _answers("/v1/models", self.models),
+            _answers("/v1/models/{name:path}", self.model),
+            _answers("/tokenize", self.tokenize, "POST"),
+            _answers("/detokenize", self.detokenize, "POST"),
+            _answers("/health", self.ready),
+            _answers("/readyz", self.ready),
+            _answers("/livez", self.live),
+            _answers("/version", self.version),
+            _answers("/server_info", self.server_info),
+            _answers("/metrics", self.metrics),
+            _answers("/status", self.status),
+            _answers("/", self.page),
+        ]
+        refuse = _refusing_paths(WrongPaths(routes))
+        return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
     async def models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model()]})
@@ -159,11 +160,11 @@ class _Paths:
             {
                 "version": __version__,
                 "state": service.state,
-                "uptime_s": time.monotonic() - service.started_s,
+                "api_uptime_s": time.monotonic() - service.started_s,
                 "topology": service.config.topology.topology,
                 "model": msgspec.to_builtins(service.ready),
                 "num_in_flight": hub.num_in_flight,
-                "load": msgspec.structs.asdict(hub.load),
+                "load": renamed(msgspec.structs.asdict(hub.load)),
             }
         )
 
@@ -203,15 +204,14 @@ def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
     return Route(path, answered, methods=[method])
 
 
-async def _no_path(request: Request, error: Exception) -> Response:
-    """Starlette raises it where no route fits."""
-    assert isinstance(error, HTTPException)
-    path, method = request.url.path[:128], request.method
-    message = f"{method} {path}: {error.detail}; see GET /v1/models, POST /v1/chat/completions"
-    refusal = Refusal(message=message, type="invalid_request_error", code=error.status_code)
-    response = _refused(refusal)
-    response.headers.update(error.headers or {})
-    return response
+def _refusing_paths(paths: WrongPaths) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = _refused(paths.refusal(request.method, request.url.path, error))
+        response.headers.update(error.headers or {})  # Allow
+        return response
+
+    return refuse
 
 
 def _refused(refusal: Refusal) -> Response:

@@ -5,11 +5,11 @@ A field that is not here is refused by name, or with `--lenient` left out with a
 unset: what the model's own generation config says, or neutral values.
 """
 
-import difflib
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
+from specserve.api.http.wrong_fields import unknown, wrong_field
 from specserve.errors import InvalidField
 
 # Sent by clients as a matter of course, and without a meaning here.
@@ -28,7 +28,6 @@ _AS_IT_IS: dict[str, Any] = {
 }
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
 _DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
-_LEAST_QUOTES = 2  # of a message that names a field in quotes
 
 Stop = str | list[str]
 Prompts = str | list[str | int | list[int]]  # one text, texts, token ids, or lists of these
@@ -51,6 +50,7 @@ class SpecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats share."""
 
+    noun: ClassVar[str]  # what one is called in refusals
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -84,6 +84,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/completions. One prompt or several, as text or as token ids."""
 
+    noun: ClassVar[str] = "a completion"
     prompt: Prompts
     logprobs: int | None = None
     echo: bool = False
@@ -104,23 +105,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str | None = None
     type: Literal["text"] = "text"  # lm-evaluation-harness writes it
 
-    @property
-    def text(self) -> str:
-        """Parts together. Raises InvalidField for what is no text."""
+    def text(self, where: str) -> str:
+        """Parts together. Raises InvalidField for what is no text, of a message at `where`."""
         if not isinstance(self.content, list):
             return self.content or ""
-        return "".join(map(_text_of, self.content))
+        parts = enumerate(self.content)
+        return "".join(_text_of(part, f"{where}.content[{index}]") for index, part in parts)
 
 
-def _text_of(part: dict[str, Any]) -> str:
+def _text_of(part: dict[str, Any], where: str) -> str:
     """Its type is looked at first: what else a picture has would be named as a misspelt field."""
     if (kind := part.get("type", "text")) != "text":
         problem = f"{str(kind)[:64]!r} is not served here; parts are of type 'text'"
-        raise InvalidField("messages.content.type", problem)
+        raise InvalidField(f"{where}.type", problem)
     try:
         return msgspec.convert(part, _TextPart).text
     except msgspec.ValidationError as error:
-        raise InvalidField("messages.content", str(error).replace("`", "'")) from error
+        raise wrong_field(error, _TextPart, part, where) from error
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -132,6 +133,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/chat/completions."""
 
+    noun: ClassVar[str] = "a chat completion"
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -145,6 +147,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /tokenize: a text, or a conversation as the chat template writes it."""
 
+    noun: ClassVar[str] = "POST /tokenize"
     prompt: str | None = None
     messages: list[Message] | None = None
     model: str | None = None
@@ -158,6 +161,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /detokenize."""
 
+    noun: ClassVar[str] = "POST /detokenize"
     tokens: list[int]
     model: str | None = None
 
@@ -172,31 +176,40 @@ Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 def read_body(content: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body, list[str]]:
     """The body, and the unknown fields that were left out of it. Raises InvalidField."""
-    try:
-        given = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidField("body", f"is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise InvalidField("body", "has to be a JSON object")
     fields: dict[str, Any] = {
         name: _without_nothings(value) if name in _NESTED else value
-        for name, value in cast(dict[str, Any], given).items()
+        for name, value in _decoded(content).items()
         if _says_something(name, value)
     }
-    unknown = sorted(fields.keys() - set(kind.__struct_fields__))
-    if unknown and not is_lenient:
-        first = unknown[0][:64]  # to look for one that is like it takes long, where it is long
-        raise InvalidField(first, _unknown_problem(first, kind))
-    for name in unknown:
+    unknown_names = sorted(fields.keys() - set(kind.__struct_fields__))
+    if unknown_names and not is_lenient:
+        raise InvalidField(unknown_names[0][:64], _unknown_problem(unknown_names[0], kind))
+    for name in unknown_names:
         del fields[name]
     if is_lenient:
         within: set[str] = set()
         fields = {name: _known_part(name, value, within) for name, value in fields.items()}
-        unknown += sorted(within)
+        unknown_names += sorted(within)
     try:
-        return msgspec.convert(fields, kind), unknown
+        body = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _problem_of(error) from error
+        raise wrong_field(error, kind, fields) from error
+    if fields.get("stream_options") and not fields.get("stream"):  # as OpenAI and vLLM refuse it
+        raise InvalidField("stream_options", "are for streams; send stream: true, or leave it out")
+    return body, unknown_names
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    if not content:
+        raise InvalidField("body", "is empty; it has to be a JSON object")
+    try:
+        given = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = str(error).partition(" - at `")[0]  # a path in signs of msgspec's own
+        raise InvalidField("body", f"is no JSON: {problem}") from error
+    if not isinstance(given, dict):
+        raise InvalidField("body", "has to be a JSON object")
+    return cast(dict[str, Any], given)
 
 
 def _says_something(name: str, value: Any) -> bool:  # noqa: ANN401 - what JSON holds
@@ -223,38 +236,28 @@ def _without_nothings(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401
     return cast(Any, value)
 
 
-def _known_part(name: str, value: Any, unknown: set[str]) -> Any:  # noqa: ANN401
-    """`value` of the field `name` without fields that there are not, which go to `unknown`."""
+def _known_part(name: str, value: Any, unknown_names: set[str]) -> Any:  # noqa: ANN401
+    """`value` of the field `name` without fields that there are not: they go to `unknown_names`."""
     if isinstance(value, list) and name in _PARTS:
-        return [_known_fields(name, each, unknown) for each in cast(list[Any], value)]
-    return _known_fields(name, value, unknown)
+        return [_known_fields(name, each, unknown_names) for each in cast(list[Any], value)]
+    return _known_fields(name, value, unknown_names)
 
 
-def _known_fields(name: str, value: Any, unknown: set[str]) -> Any:  # noqa: ANN401
+def _known_fields(name: str, value: Any, unknown_names: set[str]) -> Any:  # noqa: ANN401
     if name not in _PARTS or not isinstance(value, dict):
         return value
     fields, known = cast(dict[str, Any], value), _PARTS[name].__struct_fields__
-    unknown.update(f"{name}.{each}" for each in fields if each not in known)
+    unknown_names.update(f"{name}.{each}" for each in fields if each not in known)
     return {
-        each: _known_part(f"{name}.{each}", fields[each], unknown)
+        each: _known_part(f"{name}.{each}", fields[each], unknown_names)
         for each in fields
         if each in known
     }
 
 
-def _unknown_problem(name: str, kind: type[msgspec.Struct]) -> str:
-    """With the field that was meant, or else with all that there are."""
-    known = sorted(kind.__struct_fields__)
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
-        return f"is not served by this path; is {near[0]} meant?"
-    return f"is not served by this path (launch --lenient ignores it); known are {', '.join(known)}"
-
-
-def _problem_of(error: msgspec.ValidationError) -> InvalidField:
-    """msgspec says `... - at `$.field`` behind the problem, or names a missing field in it."""
-    problem, _, path = str(error).partition(" - at `$")
-    field = path.strip("`").lstrip(".")
-    quoted = problem.split("`")
-    if not field and len(quoted) > _LEAST_QUOTES:
-        field = quoted[1]
-    return InvalidField(field or "body", problem.replace("`", "'"))
+def _unknown_problem(name: str, kind: type[Body]) -> str:
+    if name in _AS_IT_IS:
+        only = msgspec.json.encode(_AS_IT_IS[name]).decode()
+        return f"is not served here; leave it out, or send {only} (launch --lenient ignores it)"
+    problem = unknown(name, kind.noun, list(kind.__struct_fields__))
+    return f"{problem} (launch --lenient ignores unknown fields)"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from specserve.api.http.refusals import Refusal, Refused, too_large, too_slow
+from specserve.api.http.refusals import Refusal, Refused, encoded, too_large, too_slow
 
 _JSON = {"content-type": "application/json"}
 _EVENTS = {
@@ -41,8 +41,12 @@ class Gone(Exception):
 async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
     """All of the body.
 
-    Raises Refused before more than `limit` bytes are held or it takes too long; or Gone.
+    Raises Refused before more than `limit` bytes are held or it takes too long, and for one that is
+    compressed; or Gone.
     """
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise Refused(encoded(value.decode("latin-1")))
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise Refused(too_large(limit))

@@ -10,6 +10,7 @@ from specserve.errors import (
     Busy,
     Failed,
     InvalidField,
+    Leaving,
     NotFound,
     SpecserveError,
     Unauthenticated,
@@ -32,8 +33,10 @@ _STATUSES = {
 }
 _DEFECT = (500, "server_error")
 _TOO_LATE = 408
+_WRONG_ENCODING = 415
 # What bodies call the fields that are named otherwise inside, where they do.
-_OF_BODIES = {"chat": "messages", "chat.role": "messages.role", "token_ids": "prompt"}
+_OF_BODIES = {"chat": "messages", "token_ids": "prompt"}
+_CHAT = "chat."  # of gRPC's requests, whose messages stand within it
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
             "retry-after": after_s,
             "www-authenticate": self.challenge,
             "x-should-retry": again,
+            "accept-encoding": "identity" if self.code == _WRONG_ENCODING else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -74,8 +78,9 @@ class Refused(Exception):
 
 def refusal_of(error: Exception) -> Refusal:
     """For a client. The text of a defect stays in the log, under an incident id."""
-    if isinstance(error, InvalidField) and error.field in _OF_BODIES:
-        error = InvalidField(_OF_BODIES[error.field], error.problem)
+    if isinstance(error, InvalidField):
+        field = error.field.removeprefix(_CHAT)
+        error = InvalidField(_OF_BODIES.get(field, field), error.problem)
     if isinstance(error, SpecserveError) and (
         error.code != "INTERNAL" or isinstance(error, Failed)
     ):
@@ -85,7 +90,7 @@ def refusal_of(error: Exception) -> Refusal:
             type=kind,
             param=_field_of(error),
             code=status,
-            retry_after_s=error.retry_after_s if isinstance(error, Busy) else None,
+            retry_after_s=error.retry_after_s if isinstance(error, Busy | Leaving) else None,
             challenge="Bearer" if isinstance(error, Unauthenticated) else None,
         )
     incident = secrets.token_hex(4)
@@ -110,3 +115,17 @@ def too_large(limit: int) -> Refusal:
     """A body of more bytes than that."""
     message = f"body: is larger than the limit of {limit} bytes"
     return Refusal(message=message, type="invalid_request_error", param="body", code=413)
+
+
+def encoded(how: str) -> Refusal:
+    """A body that is compressed: a few bytes of it could become gigabytes."""
+    message = (
+        f"content-encoding: {how[:64]!r} is not read here; send the body as plain JSON, without "
+        "that header"
+    )
+    return Refusal(
+        message=message,
+        type="invalid_request_error",
+        param="content-encoding",
+        code=_WRONG_ENCODING,
+    )

@@ -77,8 +77,10 @@ def messages_of(messages: list[Message]) -> list[ChatMessage]:
     if not messages:
         raise InvalidField("messages", "is empty; it must have at least 1 message")
     return [
-        ChatMessage("system" if each.role == "developer" else each.role, each.text)
-        for each in messages
+        ChatMessage(
+            "system" if each.role == "developer" else each.role, each.text(f"messages[{index}]")
+        )
+        for index, each in enumerate(messages)
     ]
 
 

@@ -92,11 +92,12 @@ function showProcesses(now) {
     const index = each.role === "draft" ? draft++ : -1;
     row.append(
       name, written("td", "", each.state), written("td", "number", each.pid ?? "–"),
-      written("td", "number", bytes(now.figures?.sent_per_s[index])),
-      written("td", "number", bytes(now.figures?.received_per_s[index])),
+      written("td", "number link", bytes(now.figures?.sent_per_s[index])),
+      written("td", "number link", bytes(now.figures?.received_per_s[index])),
     );
     return row;
   }));
+  for (const cell of byId("processes").querySelectorAll(".link")) cell.hidden = !draft;
 }
 
 function show(now) {

@@ -7,6 +7,8 @@ key of the files that it is made of (`compiled_sources`).
 
 import fcntl
 import logging
+import threading
+import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,9 @@ except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger(__name__)
+_LONG_S = 3.0  # to find what was kept takes less
+_KEPT = "kept for later starts"
+_NOT_KEPT = "for this start alone: it can be kept nowhere (NUMBA_CACHE_DIR names a folder)"
 _MADE: list[Any] = []  # which owns what addresses are given of
 
 
@@ -56,13 +61,33 @@ def address_of(function: Callable[..., None], signature: str) -> int:
 
     Of processes that want it at once, ranks for one, the first compiles and the others find it.
     """
-    with _turn(function.__code__.co_filename):
+    is_kept = True
+    with _turn(function.__code__.co_filename), _announced():
+        began_s = time.monotonic()
         try:
             made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
         except Exception:  # noqa: BLE001 - nowhere to keep it, or what was kept is damaged
-            made = numba.cfunc(signature, error_model="numpy")(function)
+            made, is_kept = numba.cfunc(signature, error_model="numpy")(function), False
+    if (took_s := time.monotonic() - began_s) > _LONG_S:
+        _LOG.info("compiled in %.0f s, %s", took_s, _KEPT if is_kept else _NOT_KEPT)
     _MADE.append(made)
     return made.address
+
+
+@contextmanager
+def _announced() -> Generator[None]:
+    """Somebody who waits for longer than it takes to find what was kept is told for what."""
+    text = (
+        "compiling the model's forward for this processor: about a minute, at the first start on "
+        "this machine alone"
+    )
+    announcement = threading.Timer(_LONG_S, _LOG.info, (text,))
+    announcement.start()
+    try:
+        yield
+    finally:
+        announcement.cancel()
+        announcement.join()  # whoever calls may fork next
 
 
 @contextmanager

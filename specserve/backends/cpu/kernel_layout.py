@@ -3,8 +3,6 @@ forward.
 """
 
 import functools
-import logging
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,8 +26,6 @@ from specserve.backends.cpu.kernel_arguments import (
 from specserve.backends.cpu.layer_kernels import run_parts
 from specserve.backends.cpu.primitives import pointer
 
-_LONG_S = 3.0  # to find what was kept takes less
-_LOG = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 # A call's words are the address of what a team calls, the sizes, and of every array its address
@@ -162,10 +158,6 @@ def _reader(sources: int) -> Callable[..., None]:
 def entry() -> int:
     """Address of `run_parts` for a layout: (its address, thread, threads).
 
-    Compiles, unless that was done before, which takes a dozen seconds.
+    Compiles, unless that was done before, which takes up to a minute.
     """
-    began_s = time.monotonic()
-    address = compiled.address_of(_reader(key_of(__file__)), "void(voidptr, int64, int64)")
-    if time.monotonic() - began_s > _LONG_S:
-        _LOG.info("the forward was compiled, which is kept for later starts on this machine")
-    return address
+    return compiled.address_of(_reader(key_of(__file__)), "void(voidptr, int64, int64)")

@@ -1,6 +1,7 @@
 """What is kept of compiled functions is found again, and never for something else."""
 
 import ctypes
+import logging
 
 import numpy as np
 import pytest
@@ -53,3 +54,29 @@ def test_what_is_damaged_is_compiled_anew(tmp_path, monkeypatch):
     [kept] = tmp_path.rglob("*.nbc")
     kept.write_bytes(kept.read_bytes()[:100])
     assert told(3) == 3023
+
+
+def test_who_waits_for_a_compilation_is_told_so_and_that_it_is_kept(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compiled.numba.core.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_LONG_S", 0.001)
+    with caplog.at_level(logging.INFO):
+        assert told(4) == 4023
+    begun, done = caplog.messages
+    assert begun.startswith("compiling the model's forward for this processor: about a minute")
+    assert done.startswith("compiled in ")
+    assert done.endswith(" s, kept for later starts")
+    monkeypatch.setattr(compiled, "_LONG_S", 10.0)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert told(4) == 4023
+    assert caplog.messages == []
+
+
+def test_what_cannot_be_kept_is_told_so(monkeypatch, caplog):
+    source = "def nothing(place, first, second): pass"
+    names: dict = {}
+    exec(compile(source, "<of no file>", "exec"), names)
+    monkeypatch.setattr(compiled, "_LONG_S", 0.001)
+    with caplog.at_level(logging.INFO):
+        assert compiled.address_of(names["nothing"], "void(voidptr, int64, int64)")
+    assert "for this start alone: it can be kept nowhere" in caplog.messages[-1]

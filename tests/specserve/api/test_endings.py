@@ -219,6 +219,8 @@ def test_draining_flips_health_refuses_the_new_and_finishes_the_running(make_rig
             stub.Generate(pb.GenerateRequest(text="fox"))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert caught.value.details().startswith("draining")
+        trailers = dict(caught.value.trailing_metadata())
+        assert 1 <= int(trailers["retry-after"]) <= 20  # another service should be there by then
         assert running.result().samples[0].text == rig.text
         assert drain.result().num_in_flight == 0
 

@@ -91,7 +91,7 @@ def test_a_profile_is_given_up_with_the_call_that_asked_for_it(tmp_path):
             while len(received) < 2:
                 received += target.receive()
                 await asyncio.sleep(0.01)
-        hub.begin_drain()
+        hub.begin_drain(30.0)
         with pytest.raises(Unavailable, match="draining"):
             await hub.profile(5, "trace.json")
         hub.close()

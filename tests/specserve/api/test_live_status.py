@@ -162,7 +162,7 @@ def test_it_answers_after_the_target_was_lost(make_rig, how):
 
 def test_it_answers_while_the_service_drains(make_rig):
     rig = make_rig()
-    rig.service.hub.begin_drain()
+    rig.service.hub.begin_drain(30.0)
     found = status(rig)
     assert found["state"] == "draining"
     assert "new requests are refused" in found["reason"]

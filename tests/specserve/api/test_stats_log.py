@@ -95,7 +95,7 @@ def told(tmp_path, caplog):
             target.send(load)
             while hub.load != load:
                 await asyncio.sleep(0.005)
-            await asyncio.sleep(0.12)
+            await asyncio.sleep(0.25)  # the first look, of every 0.1 s, and some intervals
         hub.target_lost("it was told to")
         async with asyncio.timeout(5):
             await telling

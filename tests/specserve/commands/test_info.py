@@ -5,6 +5,9 @@ import json
 import pytest
 
 from specserve import __version__
+from specserve.api.figure_names import FIGURES
+from specserve.api.info import ServerInfo, ServerLoad, SpecConfig, SpecStats
+from specserve.commands.info import layout
 
 
 def test_info_shows_versions_machine_and_the_embedded_model(specserve):
@@ -59,3 +62,40 @@ def test_ballast_counts_apart_from_the_parameters_of_the_distribution(
     assert models[1]["num_params"] == models[0]["num_params"]
     assert models[0]["ballast_params"] == 0
     assert models[1]["ballast_params"] > 6_000_000
+
+
+def test_names_of_the_wire_that_say_nothing_are_words_in_the_text():
+    sections: dict = {
+        "service": {"state": "ready", "uptime_s": 5.0},
+        "load": {"speculation_regime": "off", "uptime_s": 1.5, "num_rounds": 3},
+        "speculation": {"wave": 16, "num_broken_laws": 0, "drafts": [{"state": "attached"}]},
+        "machine": {"uptime_s": 3},
+    }
+    lines = [line.rstrip() for line in layout(sections).splitlines()]
+    assert "  api_uptime_s  5.0  seconds since the API process has started" in lines
+    assert "  target_uptime_s  1.5  seconds since the target has started, as it told" in lines
+    assert "  mode_now         off  what the last round ran: off, sync or async" in lines
+    assert "  num_rounds       3" in lines
+    (broken,) = (line for line in lines if "broken" in line)
+    assert broken.startswith("  num_broken_draft_probs  0 ")
+    assert "a draft process is broken" in broken
+    assert "  uptime_s  3" in lines  # of a section without such names
+    assert not {"regime", "wave", "laws"} & set("\n".join(lines).replace("_", " ").split())
+
+
+def test_every_name_that_is_replaced_is_one_of_the_api():
+    """A renamed field would be shown as before, and nobody would notice."""
+    known = {
+        "service": ServerInfo.__struct_fields__,
+        "load": ServerLoad.__struct_fields__,
+        "speculation": (
+            *SpecConfig.__struct_fields__,
+            *SpecStats.__struct_fields__,
+            "acceptance_rate",
+            "hit_rate",
+        ),
+    }
+    for section, figures in FIGURES.items():
+        assert figures.keys() <= set(known[section])
+        names = [figures[key].name if key in figures else key for key in known[section]]
+        assert len(set(names)) == len(set(known[section]))  # no two have one name

@@ -58,6 +58,33 @@ def test_a_second_signal_leaves_little_time_and_is_no_clean_stop(supervise, firs
 
 
 @pytest.mark.slow
+def test_a_second_signal_after_every_request_has_ended_is_a_clean_stop(supervise):
+    """What is left are nodes, which take their time and have nothing to do."""
+    supervised = supervise(target1="linger").await_ready()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("target1.leaving")
+    time.sleep(0.6)  # sooner, it would be the same stop
+    assert "api" not in supervised.alive()
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 0
+    assert supervised.alive() == []
+
+
+@pytest.mark.slow
+def test_a_second_signal_that_cuts_nothing_is_a_clean_stop(supervise):
+    """By the exit status of the API process, which knows whether a request ran."""
+    supervised = supervise(api="linger").await_ready()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("api.leaving")
+    time.sleep(0.6)
+    supervised.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    (supervised.folder / "leave").touch()
+    assert supervised.finish()[0] == 0
+    assert supervised.alive() == []
+
+
+@pytest.mark.slow
 def test_a_third_signal_kills_at_once(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     for _ in range(2):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from specserve.drafters.usual_acceptance import GREEDY
 from target_node.planning.mode_speeds import BatchLoad, Measured, ModeSpeeds
 
 OFF, DRAFTS = 0, 1
@@ -153,3 +154,16 @@ def test_time_that_passes_counts_for_every_mode_and_for_what_was_held_back():
     assert all(held_s > 0.5 for _, held_s in before)
     for old, new in zip(before, after, strict=True):
         assert new == pytest.approx((old[0] / 2, old[1] / 2))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "verification", "words"),
+    [
+        (1, GREEDY, "1 request at temperature 0"),
+        (16, GREEDY, "16 requests at temperature 0"),
+        (1, "foreseeable", "1 request, sampled"),
+        (16, "coupled, alone", "16 requests, sampled"),
+    ],
+)
+def test_a_load_is_told_in_words_of_who_runs_the_service(num_rows, verification, words):
+    assert BatchLoad.of(num_rows, verification).in_words == words

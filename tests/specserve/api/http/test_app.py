@@ -1,6 +1,7 @@
 """Paths that generate nothing, and what is said where there is no path."""
 
 import gc
+import gzip
 import json
 import shutil
 import socket
@@ -66,7 +67,7 @@ def test_a_conversation_becomes_what_the_template_writes(ask, rig):
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
-        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages.role"),
+        ("/tokenize", {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [400]}, "tokens"),
         ("/detokenize", {}, "tokens"),
@@ -93,6 +94,10 @@ def test_probes_say_how_it_is(ask):
     info = ask("GET", "/server_info").body
     assert info["model"]["model"] == "scripted"
     assert info["load"]["num_running"] == 0
+    assert info["load"]["mode_now"] == "off"
+    assert info["load"]["num_broken_draft_probs"] == 0
+    assert {"api_uptime_s"} == {name for name in info if "uptime" in name}
+    assert {"target_uptime_s"} == {name for name in info["load"] if "uptime" in name}
     json.dumps(info)
 
 
@@ -107,28 +112,57 @@ def test_a_draft_process_that_is_away_costs_no_requests(make_rig):
 
 def test_a_draining_service_lives_and_is_not_ready(make_rig):
     rig = make_rig()
-    rig.call(rig.service.drain(1.0))
+    rig.call(rig.service.drain(8.0))
     assert send(rig.url, "GET", "/livez").status == 200
     answer = send(rig.url, "GET", "/readyz")
     assert (answer.status, answer.body) == (503, {"status": "draining"})
     answer = send(rig.url, "POST", "/v1/completions", {"prompt": "fox"})
     assert (answer.status, answer.body["error"]["type"]) == (503, "service_unavailable_error")
+    assert 1 <= int(answer.headers["retry-after"]) <= 8  # by then it is gone at the latest
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "says"),
     [
-        ("GET", "/v1/completions", 405),
-        ("POST", "/v1/models", 405),
-        ("GET", "/nothing/here", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/completions", 405, 'this path takes POST, with a JSON body such as {"prompt"'),
+        ("GET", "/v1/chat/completions", 405, '{"messages": [{"role": "user", "content": "Hello"}'),
+        ("POST", "/v1/models", 405, "this path takes GET"),
+        ("DELETE", "/v1/models/scripted", 405, "this path takes GET"),
+        ("POST", "/v1/chat/completion", 404, "did you mean POST /v1/chat/completions?"),
+        ("POST", "/chat/completions", 404, "did you mean POST /v1/chat/completions?"),
+        ("POST", "/v1/v1/completions", 404, "did you mean POST /v1/completions?"),
+        ("GET", "/v1/tokenize", 404, "did you mean POST /tokenize?"),
+        ("GET", "/statuss", 404, "did you mean GET /status?"),
+        ("POST", "/v1/embeddings", 404, "there are POST /v1/completions, POST /v1/chat/compl"),
+        ("GET", "/nothing/here", 404, "GET /metrics, GET /status, GET /"),
     ],
 )
-def test_where_there_is_no_path_paths_are_named(ask, method, path, status):
+def test_where_there_is_no_path_paths_are_named(ask, method, path, status, says):
     answer = ask(method, path)
     assert answer.status == status
-    assert path in answer.body["error"]["message"]
-    assert "/v1/chat/completions" in answer.body["error"]["message"]
+    error = answer.body["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, status)
+    assert error["message"].startswith(f"{method} {path}: ")
+    assert says in error["message"]
+    takes = {"/v1/models": "GET", "/v1/models/scripted": "GET"}.get(path, "POST")
+    allowed = set(answer.headers.get("allow", "").split(", ")) - {"HEAD"}
+    assert allowed == ({takes} if status == 405 else {""})
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_compressed_body_is_refused_by_its_header(ask, path):
+    """Nothing is decompressed: a few bytes could become gigabytes."""
+    packed = gzip.compress(json.dumps({"prompt": "fox", "max_tokens": 2}).encode())
+    answer = ask("POST", path, packed, headers={"Content-Encoding": "gzip"})
+    error = answer.body["error"]
+    assert (answer.status, error["code"], error["param"]) == (415, 415, "content-encoding")
+    assert error["message"].startswith("content-encoding: 'gzip' is not read here; send the body")
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_a_body_that_says_that_it_is_as_it_is_is_read(ask):
+    body, headers = {"prompt": "fox", "max_tokens": 2}, {"Content-Encoding": "identity"}
+    assert ask("POST", "/v1/completions", body, headers=headers).status == 200
 
 
 def test_a_defect_is_told_by_number_alone(make_rig, monkeypatch, caplog):

@@ -26,11 +26,12 @@ def test_a_null_is_a_field_that_is_not_set_wherever_it_is():
     part = {"type": "text", "text": "jumps", "annotations": None}
     body = chat_of(
         messages=[USER, DUMPED, {"role": "user", "content": [part]}],
+        stream=True,
         stream_options={"include_usage": None, "continuous_usage_stats": None},
         tools=None,
         tool_choice=None,
     )
-    assert [message.text for message in body.messages] == ["fox", "the", "jumps"]
+    assert [message.text("") for message in body.messages] == ["fox", "the", "jumps"]
     assert body.stream_options is not None
     assert not body.stream_options.include_usage
 
@@ -85,18 +86,18 @@ def test_nulls_that_a_template_reads_are_left_alone():
 @pytest.mark.parametrize(
     ("part", "field", "says"),
     [
-        ({"type": "image_url", "image_url": {"url": "x"}}, "messages.content.type", "'image_url'"),
-        ({"image_url": {"url": "x"}, "type": "image_url"}, "messages.content.type", "'text'"),
-        ({"type": "text", "txet": "a"}, "messages.content", "unknown field 'txet'"),
-        ({"type": "text"}, "messages.content", "missing required field 'text'"),
-        ({"type": 5, "text": "a"}, "messages.content.type", "'5' is not served here"),
+        ({"type": "image_url", "image_url": {"url": "x"}}, ".type", "'image_url'"),
+        ({"image_url": {"url": "x"}, "type": "image_url"}, ".type", "'text'"),
+        ({"type": "text", "txet": "a"}, ".txet", "is no field of content[0]; its fields are"),
+        ({"type": "text"}, ".text", "is missing; it must be text"),
+        ({"type": 5, "text": "a"}, ".type", "'5' is not served here"),
     ],
 )
 def test_a_part_that_is_no_text_is_refused_by_its_type(part: dict, field: str, says: str):
     body = chat_of(messages=[{"role": "user", "content": [part]}])
     with pytest.raises(InvalidField) as caught:
-        _ = body.messages[0].text
-    assert caught.value.field == field
+        body.messages[0].text("messages[0]")
+    assert caught.value.field == f"messages[0].content[0]{field}"
     assert says in caught.value.problem
 
 
@@ -128,7 +129,18 @@ def test_a_field_that_is_not_served_may_say_what_happens_anyway():
     assert unknown == []
     assert chat_of(messages=[USER], tool_choice="none", modalities=["text"]).messages
     for other in ({"best_of": 2}, {"use_beam_search": True}, {"length_penalty": "1"}):
-        with pytest.raises(InvalidField, match="is not served by this path"):
+        with pytest.raises(InvalidField, match="is not served here; leave it out, or send"):
             read_body(
                 json.dumps({"prompt": "a"} | other).encode(), CompletionBody, is_lenient=False
             )
+
+
+def test_options_of_a_stream_are_for_streams():
+    """As OpenAI and vLLM have it; options that say nothing are none."""
+    given = {"messages": [USER], "stream_options": {"include_usage": True}}
+    with pytest.raises(InvalidField, match="stream_options: are for streams; send stream: true"):
+        chat_of(**given)
+    with pytest.raises(InvalidField, match="stream_options: are for streams"):
+        chat_of(**given, stream=False)
+    assert chat_of(**given, stream=True).stream_options is not None
+    assert chat_of(messages=[USER], stream_options={}).messages

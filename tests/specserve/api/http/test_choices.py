@@ -94,7 +94,9 @@ def test_what_speculation_did_is_told_of_one_sample_alone(ask, rig, path, stream
         num_drafts=2, num_drafted_tokens=4, num_accepted_tokens=1, num_accepted_per_position=[1, 0]
     )
     for n, is_told in ((1, True), (2, False)):
-        more = {"n": n, "stream": streams, "stream_options": {"include_usage": True}}
+        more = {"n": n}
+        if streams:
+            more |= {"stream": True, "stream_options": {"include_usage": True}}
         answer = ask("POST", path, BODIES[path] | more).body
         last = events_of(answer)[-2] if streams else answer
         assert ("metrics" in last) is is_told

@@ -215,25 +215,27 @@ def test_where_one_prompt_is_refused_the_others_are_ended(ask, rig):
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"prompt": "fox", "temprature": 1}, "temprature", "is temperature meant?"),
-        ({"prompt": "fox", "tools": [{}]}, "tools", "known are cache_salt, echo, "),
-        ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "Expected `int"),
+        ({"prompt": "fox", "temprature": 1}, "temprature", "did you mean temperature? (la"),
+        ({"prompt": "fox", "tools": [{}]}, "tools", "is not served here"),
+        ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "a whole number of at least"),
         ({"prompt": "fox", "temperature": 1e9}, "temperature", "out of range"),
         ({"prompt": "fox", "n": 65}, "n", "1 to 64"),
         ({"prompt": "fox", "priority": 2**70}, "priority", "out of range"),
         ({"prompt": "fox", "logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         ({"prompt": "fox", "logit_bias": {"1_0": 1}}, "logit_bias", "'1_0', which is no token id"),
         ({"prompt": "fox", "logit_bias": {"9" * 5000: 1}}, "logit_bias", "no token id"),
-        ({"prompt": "fox", "stream_options": {"a": 1}}, "stream_options", "unknown field"),
+        ({"prompt": "fox", "stream_options": {"a": 1}}, "stream_options.a", "is no field of"),
         ({"prompt": []}, "prompt", "is empty"),
         ({"prompt": ["fox"] * 257}, "prompt", "the limit is 256"),
         ({"prompt": ["fox", 1]}, "prompt", "of one kind"),
-        ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
-        ({}, "prompt", "missing required field"),
+        ({"prompt": [1.5]}, "prompt[0]", "not the number 1.5"),
+        ({}, "prompt", "is missing; it must be text"),
         ({"prompt": "fox", "n": 2**62}, "n", "it must be 1 to 64"),
         ({"prompt": "fox", "priority": 2**64}, "priority", "it must be -2147483648 to"),
         ({"prompt": [1, 2**40], "echo": True}, "prompt", "is not in the vocabulary"),
         ({"prompt": [-1], "echo": True}, "prompt", "is not in the vocabulary"),
+        ({"prompt": "fox", "stream_options": {"include_usage": True}}, "stream_options", "true"),
+        (b"", "body", "is empty"),
         (b"{", "body", "is no JSON"),
         (b"[1]", "body", "has to be a JSON object"),
         (b"\xff", "body", "is no JSON"),
@@ -244,14 +246,14 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
     error = answer.body["error"]
     assert (answer.status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] == param
-    assert says.replace("`", "'") in error["message"]
+    assert says in error["message"]
 
 
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "refuse"}]}, "messages"),
         ({"messages": CHAT, "top_logprobs": 3}, "top_logprobs"),
         ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -10,6 +10,7 @@ from specserve.errors import (
     Exhausted,
     Failed,
     InvalidField,
+    Leaving,
     NotFound,
     SpecserveError,
     Unavailable,
@@ -21,7 +22,13 @@ from specserve.errors import (
     ("error", "code", "kind", "param"),
     [
         (InvalidField("top_k", "is odd"), 400, "invalid_request_error", "top_k"),
-        (InvalidField("chat.role", "is odd"), 400, "invalid_request_error", "messages.role"),
+        (InvalidField("chat", "is odd"), 400, "invalid_request_error", "messages"),
+        (
+            InvalidField("chat.messages[1].role", "is odd"),
+            400,
+            "invalid_request_error",
+            "messages[1].role",
+        ),
         (InvalidField("token_ids", "is odd"), 400, "invalid_request_error", "prompt"),
         (Unsupported("spec: no"), 400, "invalid_request_error", None),
         (NotFound("model: no"), 404, "not_found_error", "model"),
@@ -29,7 +36,8 @@ from specserve.errors import (
         (Exhausted("reader: lags"), 429, "rate_limit_error", None),
         (Busy("full", 3), 429, "rate_limit_error", None),
         (Cancelled("aborted"), 499, "cancelled_error", None),
-        (Unavailable("draining"), 503, "service_unavailable_error", None),
+        (Unavailable("target lost"), 503, "service_unavailable_error", None),
+        (Leaving("draining", 30), 503, "service_unavailable_error", None),
         (Failed("the model gives no numbers"), 500, "server_error", None),
     ],
 )
@@ -42,7 +50,8 @@ def test_a_kind_is_a_status(error, code, kind, param):
 def test_who_is_to_come_again_is_told_when_and_nobody_else():
     assert refusal_of(Busy("full", 3)).headers == {"retry-after": "3"}
     assert refusal_of(Exhausted("reader: lags")).headers == {}
-    assert refusal_of(Unavailable("draining")).headers == {}
+    assert refusal_of(Leaving("draining", 30)).headers == {"retry-after": "30"}
+    assert refusal_of(Unavailable("target lost")).headers == {}
     assert refusal_of(DeadlineExceeded("deadline: it passed")).headers == {
         "x-should-retry": "false"
     }

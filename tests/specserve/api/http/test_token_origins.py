@@ -75,7 +75,7 @@ def test_a_request_may_be_decoded_plainly(rig, ask, path, body):
         ({"mode": 1}, "spec.mode"),
         ({"max_verify_len": -1}, "spec.max_verify_len"),
         ({"max_verify_len": 2**32}, "spec.max_verify_len"),
-        ({"modes": "off"}, "spec"),
+        ({"modes": "off"}, "spec.modes"),
         ("off", "spec"),
     ],
 )
