@@ -157,7 +157,7 @@ class Hub:
     def require_place(self, tenant: Tenant) -> None:
         """Raise what `admit` would for want of a place; for who has work to do before it."""
         if self.lost.is_set():
-            self._raise_lost()
+            raise Unavailable(self.lost_detail)
         if self.draining.is_set():
             running = f"{len(self._requests)} requests run to their end"
             wait_s = told_s(self._drained_s - time.monotonic())
@@ -234,7 +234,7 @@ class Hub:
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
         if self.lost.is_set():
-            self._raise_lost()
+            raise Unavailable(self.lost_detail)
         if self.draining.is_set():
             raise Unavailable("draining: no more rounds are to be expected")
         if self._profiles:
@@ -398,6 +398,3 @@ class Hub:
             self._num_unheard += 1
         except Unavailable as error:
             self.target_lost(str(error))
-
-    def _raise_lost(self) -> NoReturn:
-        raise Unavailable(self.lost_detail)
