@@ -68,10 +68,12 @@ class RestartBackOff:
         return now_s >= self._suspected_s + SECOND_LOOK_S
 
     def next_look_s(self, heartbeat_s: float, now_s: float, *, is_leaving: bool = False) -> float:
-        """When `is_hung` may change its mind; infinity for never."""
+        """When `is_hung` may change its mind, from now on."""
         if self._suspected_s is not None:
             return self._suspected_s + SECOND_LOOK_S
-        return self._limit_s(heartbeat_s, now_s, is_leaving=is_leaving)
+        limit_s = self._limit_s(heartbeat_s, now_s, is_leaving=is_leaving)
+        # A first heartbeat may come meanwhile: the limit is then much nearer, and nobody says so.
+        return min(limit_s, now_s + self._silence_limit_s)
 
     def _limit_s(self, heartbeat_s: float, now_s: float, *, is_leaving: bool) -> float:
         """Silence is in order until then."""

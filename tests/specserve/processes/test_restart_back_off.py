@@ -1,7 +1,5 @@
 """When a draft process is started again and when its silence is a hang, by a clock of our own."""
 
-import math
-
 import pytest
 
 from specserve.processes.restart_back_off import (
@@ -110,7 +108,7 @@ def test_heartbeats_of_another_life_and_of_the_future_are_none(back_off, heartbe
 def test_loading_is_limited_by_how_long_it_took_the_first_time(back_off):
     back_off.started(200.0)
     limit_s = 200.0 + FIRST_HEARTBEAT_S + 4 * 2.0
-    assert back_off.next_look_s(0.0, 201.0) == limit_s
+    assert back_off.next_look_s(0.0, limit_s - 0.1) == limit_s
     assert not is_hung(back_off, 0.0, limit_s)
     assert is_hung(back_off, 0.0, limit_s + 0.2)
 
@@ -119,4 +117,11 @@ def test_the_first_start_is_not_limited_here():
     back_off = RestartBackOff(silence_limit_s=1.0)
     back_off.started(100.0)
     assert not back_off.is_hung(0.0, 10_000.0)
-    assert back_off.next_look_s(0.0, 10_000.0) == math.inf
+
+
+def test_a_draft_that_hangs_just_behind_its_start_is_found_as_soon_as_any_other(back_off):
+    """When it is ready nothing has been heard of it, and no event tells of its first heartbeat."""
+    look_s, heartbeat_s = back_off.next_look_s(0.0, 102.0), 102.1
+    while not back_off.is_hung(heartbeat_s, look_s):
+        look_s = back_off.next_look_s(heartbeat_s, look_s)
+    assert look_s <= 103.3
