@@ -322,11 +322,13 @@ def test_a_body_beyond_the_limit_is_not_read(make_rig):
     assert "1000 bytes" in answer.body["error"]["message"]
     place = rig.url.removeprefix("http://").split(":")
     with socket.create_connection((place[0], int(place[1])), timeout=10) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1001\r\n\r\n"
+        )
         assert b"413" in raw.recv(100)  # before any of it was sent
     with socket.create_connection((place[0], int(place[1])), timeout=10) as raw:
         raw.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         raw.sendall(b"7d0\r\n" + b"x" * 2000 + b"\r\n")
         assert b"413" in raw.recv(100)
