@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
 from specserve.api.events import Finished, PromptInfo, TokenDelta
+from specserve.api.http.answer_size import require_answer_size
 from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
 from specserve.api.http.bodies import (
     Body,
@@ -112,6 +113,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         if options is not None and asked.has_prompt_logprobs:
             problem = "come with whole answers; leave stream out"
             raise InvalidField("prompt_logprobs", problem)
+        require_answer_size(asked.calls, self.service.limits, is_whole=options is None)
         if options is None:
             await self._whole(asked, head, gathered, reply)
         else:
@@ -231,7 +233,7 @@ class Completions(GenerationEndpoint[CompletionBody]):
         has_logprobs = body.logprobs is not None
         echoed = await _echoes(service, calls) if body.echo else []
         prompt_ids: list[list[int]] = []
-        if body.return_token_ids or (has_logprobs and echoed):
+        if body.return_token_ids or calls[0].sampling.prompt_logprobs is not None:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         if has_logprobs and echoed:
@@ -260,11 +262,12 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
         service = self.service
         calls = [call_of_chat(body, service.limits, service.sampling_defaults)]
         prompt_ids: list[list[int]] = []
-        if body.return_token_ids:
+        if body.return_token_ids or body.prompt_logprobs is not None:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         form = ChatForm(has_logprobs=body.logprobs, details=_details(service, body))
-        return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
+        shown_ids = prompt_ids if body.return_token_ids else []
+        return Asked(calls, form, shown_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
