@@ -2,7 +2,7 @@
 """POST /v1/completions and /v1/chat/completions: a body in, an answer or a stream of chunks out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Generic, NamedTuple
@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
-from specserve.api.events import Finished, PromptInfo, TokenDelta
+from specserve.api.events import Event, Finished, PromptInfo, TokenDelta
 from specserve.api.http.answer_size import require_answer_size
 from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
 from specserve.api.http.bodies import (
@@ -31,7 +31,7 @@ from specserve.api.http.connection import (
     warning_of,
 )
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
-from specserve.api.http.merged import merged
+from specserve.api.http.merged import merged, scored
 from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
@@ -50,6 +50,7 @@ class Asked(NamedTuple):
     form: Form
     prompt_ids: list[list[int]]  # if the answer has them
     has_prompt_logprobs: bool  # the answer
+    is_scored: bool = False  # no sample has tokens
 
 
 class GenerationEndpoint(ABC, Generic[Body]):
@@ -119,8 +120,12 @@ class GenerationEndpoint(ABC, Generic[Body]):
         else:
             await self._stream(asked, _Chunks(head, gathered, asked, options), reply)
 
+    def _events(self, asked: Asked) -> AsyncGenerator[tuple[int, Event]]:
+        events = merged(self.service, asked.calls)
+        return scored(events) if asked.is_scored else events
+
     async def _whole(self, asked: Asked, head: Head, gathered: Gathered, reply: Reply) -> None:
-        async with aclosing(merged(self.service, asked.calls)) as events:
+        async with aclosing(self._events(asked)) as events:
             async for call, event in events:
                 match event:
                     case PromptInfo():
@@ -138,7 +143,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         await reply.json(await self.service.tokenizer.off_loop(encoded) if is_large else encoded())
 
     async def _stream(self, asked: Asked, chunks: "_Chunks", reply: Reply) -> None:
-        async with aclosing(merged(self.service, asked.calls)) as events:
+        async with aclosing(self._events(asked)) as events:
             async for call, event in events:
                 for chunk in chunks.of(call, event):
                     await reply.event(chunk)
@@ -229,6 +234,9 @@ class Completions(GenerationEndpoint[CompletionBody]):
 
     async def asked(self, body: CompletionBody) -> Asked:
         service = self.service
+        is_scored = body.echo and body.max_tokens == 0
+        if is_scored:
+            body = msgspec.structs.replace(body, max_tokens=1)
         calls = calls_of_completion(body, service.limits, service.sampling_defaults)
         has_logprobs = body.logprobs is not None
         echoed = await _echoes(service, calls) if body.echo else []
@@ -247,7 +255,8 @@ class Completions(GenerationEndpoint[CompletionBody]):
             echoed=echoed,
         )
         shown_ids = prompt_ids if body.return_token_ids else []
-        return Asked(calls, form, shown_ids, body.prompt_logprobs is not None)
+        has_prompt_logprobs = body.prompt_logprobs is not None
+        return Asked(calls, form, shown_ids, has_prompt_logprobs, is_scored=is_scored)
 
     def streams(self, body: CompletionBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
