@@ -68,6 +68,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         except Gone:
             return
         except Refused as error:
+            self.service.refused(error.code)
             await refuse_unread(error.refusal, receive, send)
             return
         await unless_gone(receive, self._answer(scope, content, send))
@@ -75,10 +76,12 @@ class GenerationEndpoint(ABC, Generic[Body]):
     async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
         reply = Reply(send)
         try:
-            self.service.require_place()  # nothing is parsed or encoded for who finds none
-            body, ignored = await self._read(content)
-            reply = Reply(send, warning_of(ignored))
-            await self._serve(body, scope, reply)
+            with self.service.before_session():
+                self.service.require_place()  # nothing is parsed or encoded for who finds none
+                body, ignored = await self._read(content)
+                reply = Reply(send, warning_of(ignored))
+                asked, options = await self._checked(body)
+            await self._serve(asked, options, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))
 
@@ -99,22 +102,27 @@ class GenerationEndpoint(ABC, Generic[Body]):
     def streams(self, body: Body) -> StreamOptions | None:
         """How the answer is streamed; None: it comes as a whole."""
 
-    async def _serve(self, body: Body, scope: Scope, reply: Reply) -> None:
-        asked = await self.asked(body)
+    async def _checked(self, body: Body) -> tuple[Asked, StreamOptions | None]:
+        """What `asked` and `streams` say, which go together. Raises SpecserveError."""
+        asked, options = await self.asked(body), self.streams(body)
+        if options is not None and asked.has_prompt_logprobs:
+            problem = "come with whole answers; leave stream out"
+            raise InvalidField("prompt_logprobs", problem)
+        require_answer_size(asked.calls, self.service.limits, is_whole=options is None)
+        return asked, options
+
+    async def _serve(
+        self, asked: Asked, options: StreamOptions | None, scope: Scope, reply: Reply
+    ) -> None:
         if self.service.tracer is not None:
             asked = asked._replace(calls=_within_traces(asked.calls, scope))
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
         ready = self.service.ready
         # No place is made for samples that the session will refuse.
         num_samples = min(asked.calls[0].sampling.n, MAX_SAMPLES)
-        options = self.streams(body)
         gathered = Gathered(
             len(asked.calls), num_samples, ready.eos_token_ids, keeps_tokens=options is None
         )
-        if options is not None and asked.has_prompt_logprobs:
-            problem = "come with whole answers; leave stream out"
-            raise InvalidField("prompt_logprobs", problem)
-        require_answer_size(asked.calls, self.service.limits, is_whole=options is None)
         if options is None:
             await self._whole(asked, head, gathered, reply)
         else:
