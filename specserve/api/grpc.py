@@ -66,7 +66,7 @@ def _counting_malformed(
 
 
 class GenerationServicer:
-    """Text from a prompt. What ends a request here is thrown into it, to be counted as what it is."""
+    """Text from a prompt. What ends a request here is thrown into it, and counts as what it is."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
