@@ -31,9 +31,9 @@ def require_answer_size(calls: Sequence[GenerateCall], limits: Limits, *, is_who
     way = "set stream or a lower max_tokens or n, or " if of_samples else ""
     raise InvalidField(
         field,
-        f"the answer could have {number} log probabilities, of each prompt (prompt_logprobs + 1) x "
-        f"its tokens and (top_logprobs + 1) x max_tokens x n; the limit is {MAX_OF_ANSWER}: {way}"
-        "send fewer prompts at once, or ask for fewer of each token",
+        f"the answer could have {number} log probabilities, of each prompt prompt_logprobs + 1 a "
+        "token and logprobs (of chats top_logprobs) + 1 for each of max_tokens x n; the limit is "
+        f"{MAX_OF_ANSWER}: {way}send fewer prompts at once, or ask for fewer a token",
     )
 
 
