@@ -65,7 +65,7 @@ class Unauthenticated(SpecserveError):
 
 
 class Forbidden(SpecserveError):
-    """The request's key is known, and not one for this."""
+    """Whoever asks may not: by a key that is not one for this, or by an unknown host."""
 
     code = "PERMISSION_DENIED"
 

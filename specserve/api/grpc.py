@@ -6,11 +6,13 @@ once, which aborts the request, while a suspended generator would wait for the c
 """
 
 import asyncio
+import functools
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc.aio
 import msgspec
@@ -21,6 +23,7 @@ from specserve.api.from_proto import call_of
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.keys import caller, require_admin
+from specserve.api.malformed import Malformed
 from specserve.api.service import Service
 from specserve.api.status import Context, with_status
 from specserve.api.to_proto import (
@@ -38,6 +41,8 @@ from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES
 
 SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "Admin", "SpecInfo"))
 
+_ResultT = TypeVar("_ResultT")
+
 _MAX_PROFILE_ROUNDS = 1000
 _MAX_DRAIN_S = 86_400.0
 _TELLING_S = 0.2  # for an answer to reach its caller
@@ -46,30 +51,53 @@ _TELLING_S = 0.2  # for an answer to reach its caller
 _UNREAD_S = 30.0
 
 
+def _counting_malformed(
+    method: Callable[["GenerationServicer", Any, Context], Awaitable[_ResultT]],
+) -> Callable[["GenerationServicer", Any, Context], Awaitable[_ResultT]]:
+    """`method`, which refuses what is no message and has no session that would count it."""
+
+    @functools.wraps(method)
+    async def answer(servicer: "GenerationServicer", request: Any, context: Context) -> _ResultT:  # noqa: ANN401
+        if isinstance(request, Malformed):
+            servicer.service.refused(request.error.code)
+        return await method(servicer, request, context)
+
+    return answer
+
+
 class GenerationServicer:
-    """Text from a prompt."""
+    """Text from a prompt. What ends a request here is thrown into it, and counts as what it is."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
 
+    @_counting_malformed
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        builder = ResponseBuilder(self._service.max_message_bytes)
+        builder = ResponseBuilder(self.service.max_message_bytes)
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
-                builder.add(event)
+                try:
+                    builder.add(event)
+                except Exhausted as error:
+                    await events.athrow(error)
         return builder.build()
 
+    @_counting_malformed
     @with_status
     async def GenerateStream(self, request: pb.GenerateRequest, context: Context) -> None:
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
-                await _taken(context.write(stream_response_of(event)))
+                try:
+                    await _taken(context.write(stream_response_of(event)))
+                except Exhausted as error:
+                    await events.athrow(error)
 
     def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
-        service = self._service
+        service = self.service
         remaining_s = context.time_remaining()
-        call = call_of(request, remaining_s, service.limits, service.sampling_defaults)
+        with service.before_session():
+            call = call_of(request, remaining_s, service.limits, service.sampling_defaults)
         if service.tracer is not None:
             metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
             call = msgspec.structs.replace(call, trace=trace_context(metadata))

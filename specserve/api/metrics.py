@@ -62,7 +62,8 @@ class Metrics:
         self._failed = Counter(
             f"{PREFIX}request_failure",
             "Requests that ended otherwise, by gRPC status; CANCELLED: the client has left, "
-            "or another prompt of its body failed.",
+            "or another prompt of its body failed; RESOURCE_EXHAUSTED: there was no place, the "
+            "body or answer was too large, or its reader lagged or took nothing.",
             [MODEL, "code"],
             registry=registry,
         )

@@ -7,7 +7,8 @@ Knows no wire. A front end asks for sessions here and reads `state`.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, GenerateCall, limits_of
@@ -103,13 +104,22 @@ class Service:
         return ready
 
     def require_place(self) -> None:
-        """Raise why a request of the caller would be refused, whatever it is, and count it."""
+        """Raise why a request of the caller would be refused, whatever it is."""
+        self.hub.require_place(caller.get())
+
+    @contextmanager
+    def before_session(self) -> Generator[None]:
+        """What is raised within ends a request that no session will count, so it is counted."""
         try:
-            self.hub.require_place(caller.get())
-        except SpecserveError as error:
-            if self._name():
-                self.metrics.failed(error.code)
+            yield
+        except Exception as error:
+            self.refused(error.code if isinstance(error, SpecserveError) else SpecserveError.code)
             raise
+
+    def refused(self, code: str) -> None:
+        """Count a request that got no session, by gRPC status name, once a model has a name."""
+        if self._name():
+            self.metrics.failed(code)
 
     def session(self, call: GenerateCall) -> Session:
         """On the caller's behalf."""

@@ -80,7 +80,7 @@ class Session:
         self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
 
     async def stream(self) -> AsyncGenerator[Event]:
-        """The events of the request; close the generator to abort it.
+        """The events of the request; close the generator to abort it, or throw in why.
 
         Raises:
             SpecserveError: the request did not finish; `code` says why.
@@ -98,11 +98,12 @@ class Session:
             self._note_end(SpecserveError(f"a defect: {type(error).__name__}"))
             raise
         finally:
-            if not self._has_ended:
-                self._note_end(Cancelled("the client has left"))
+            self._note_end(Cancelled("the client has left"))
 
     def _note_end(self, outcome: Finished | SpecserveError) -> None:
-        """Before anybody hears of it: who asks then finds it counted."""
+        """Before anybody hears of it: who asks then finds it counted. Only the first counts."""
+        if self._has_ended:
+            return
         self._has_ended = True
         if isinstance(outcome, Finished):
             self._metrics.finished(outcome)

@@ -6,6 +6,7 @@ sixty lines of that would hide the one that matters.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 from rich.console import Console
@@ -13,10 +14,11 @@ from rich.table import Table
 
 from specserve.settings.config import Config, Placement, ResolvedConfig
 
-_NONE_MEANS = {  # where a resolved configuration may hold None
+_NONE_MEANS = {  # where a resolved configuration may hold None, or a list of nothing
     "model.ballast": "none",
     "server.http_port": "none",
     "server.api_key_file": "none",
+    "server.allowed_hosts": "none",
     "server.tls_cert": "none",
     "server.tls_key": "none",
     "engine.kv_memory": "what is free once the weights are loaded",
@@ -83,7 +85,7 @@ def config_rows(config: ResolvedConfig) -> dict[str, str]:
         values: dict[str, object] = msgspec.structs.asdict(getattr(config, section))
         for key, value in values.items():
             dotted = f"{section}.{key}"
-            rows[dotted] = _NONE_MEANS[dotted] if value is None else in_words(value)
+            rows[dotted] = _NONE_MEANS[dotted] if value in (None, ()) else in_words(value)
     for placement in config.placements:
         rows[f"place.{placement.role}.{placement.rank}"] = _place(placement)
     return rows
@@ -91,6 +93,8 @@ def config_rows(config: ResolvedConfig) -> dict[str, str]:
 
 def in_words(value: object) -> str:
     """One value, as a file or a flag would have it."""
+    if isinstance(value, tuple):
+        return ",".join(cast("tuple[str, ...]", value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

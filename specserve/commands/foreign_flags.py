@@ -37,6 +37,7 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
     "--tokenizer": "leave it out: the tokenizer comes with the target",
     "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",
+    "--allowed-origins": "type --allowed-hosts NAME: whose pages may ask without keys; no CORS",
     "--api-key": "type --api-key-file FILE, with a key a line: others can read command lines",
 }
 _SAME = {

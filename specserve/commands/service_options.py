@@ -29,6 +29,8 @@ _VALUE_FLAGS = (
      "that both APIs listen on (default 127.0.0.1); others need --api-key-file or --insecure"),
     ("--api-key-file", "server.api_key_file", "FILE",
      "keys, one a line, with a name before it if you like; who has none is refused"),
+    ("--allowed-hosts", "server.allowed_hosts", "NAME",
+     "that requests without keys may name besides this machine's (Host, Origin); * is any"),
     ("--max-requests-per-key", "server.max_requests_per_key", "REQUESTS",
      "in flight of one key; more are refused (default 0: no limit)"),
     ("--tls-cert", "server.tls_cert", "FILE", "PEM file: certificate, and those that vouch for it"),
@@ -81,11 +83,15 @@ _SWITCHES = (
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )
+_SEVERAL = frozenset({"server.allowed_hosts"})  # values behind one flag
 # Who may reach a service: of no use to one that serves a single command.
 _DOOR = frozenset(
     f"server.{key}"
-    for key in ("host", "api_key_file", "max_requests_per_key", "tls_cert", "tls_key", "insecure")
-)
+    for key in (
+        "host", "api_key_file", "max_requests_per_key", "tls_cert", "tls_key", "insecure",
+        "allowed_hosts",
+    )
+)  # fmt: skip
 
 
 def add_service_options(
@@ -106,7 +112,9 @@ def add_service_options(
     for flag, dotted, metavar, text in _VALUE_FLAGS:
         if dotted in left_out:
             continue
-        group.add_argument(flag, dest=dotted, metavar=metavar, help=help_of.get(flag, text))
+        number = "+" if dotted in _SEVERAL else None
+        told = help_of.get(flag, text)
+        group.add_argument(flag, dest=dotted, metavar=metavar, help=told, nargs=number)
     for flag, dotted, text in _SWITCHES:
         if dotted in left_out:
             continue
@@ -139,7 +147,9 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
     given: dict[str, str] = {}
     for _, dotted, *_ in (*_VALUE_FLAGS, *_SWITCHES):
         value = values.get(dotted)
-        if value is not None:
+        if dotted in _SEVERAL and value is not None:
+            given[dotted] = ",".join(value)
+        elif value is not None:
             given[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
     given.update(parse_override(assignment) for assignment in arguments.assignments)
     return given

@@ -102,6 +102,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_port: Port | None = None
     api_key_file: Text | None = None  # see `settings.key_file`; None: nobody needs a key
     insecure: bool = False  # nobody needs a key on any host
+    # Hosts that a service without keys is asked by, or that pages which ask it come from, besides
+    # this machine's names and addresses: for no other page of a browser. "*": any.
+    allowed_hosts: tuple[Text, ...] = ()
     max_requests_per_key: Annotated[int, Meta(ge=0, le=32_768)] = 0  # in flight; 0: no limit
     tls_cert: Text | None = None  # PEM files; None: no TLS
     tls_key: Text | None = None
@@ -276,7 +279,8 @@ def load_config(path: Path | None, overrides: Mapping[str, str]) -> Config:
         section, _, key = dotted.partition(".")
         if not key:
             raise InvalidField(dotted, "is not of the form section.key")
-        sections.setdefault(section, {})[key] = text
+        is_list = isinstance(getattr(getattr(Config(), section, None), key, None), tuple)
+        sections.setdefault(section, {})[key] = text.split(",") if is_list else text
     return _convert(sections, strict=False)
 
 

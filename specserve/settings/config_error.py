@@ -24,6 +24,7 @@ def as_invalid_field(
     `sections` is what was converted to `config`; unless `strict`, values may be text.
     """
     field = str(error).partition(" - at ")[2].strip("`").removeprefix("$.")
+    field = field.partition("[")[0]  # of a list whatever is in it
     kind: inspect.Type = inspect.type_info(config)
     value: Any = sections
     for name in field.split("."):
@@ -51,6 +52,8 @@ def _wanted(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.LiteralType():
             return "one of " + ", ".join(map(str, kind.values))
+        case inspect.VarTupleType():
+            return "a list of texts that are not empty"
         case _:
             return "a section"
 

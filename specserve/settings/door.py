@@ -5,6 +5,7 @@ Asked before a model is loaded. Reads files, binds nothing.
 """
 
 import ipaddress
+import re
 import ssl
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from specserve.settings.config import ServerConfig
 from specserve.settings.key_file import read_keys, require_private
 
 _LOCALHOST = "localhost"
+ANY_HOST = "*"  # of `allowed_hosts`
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 def require_safe_door(server: ServerConfig) -> ServerConfig:
@@ -22,6 +25,7 @@ def require_safe_door(server: ServerConfig) -> ServerConfig:
     server = msgspec.structs.replace(
         server,
         host=_address(server.host),
+        allowed_hosts=tuple(map(_host_name, server.allowed_hosts)),
         api_key_file=_whole(server.api_key_file),
         tls_cert=_whole(server.tls_cert),
         tls_key=_whole(server.tls_key),
@@ -30,6 +34,9 @@ def require_safe_door(server: ServerConfig) -> ServerConfig:
         if server.insecure:
             problem = "says that nobody needs a key, but server.api_key_file has keys; drop one"
             raise InvalidField("server.insecure", problem)
+        if server.allowed_hosts:
+            problem = "is for services without keys; with server.api_key_file any host may be named"
+            raise InvalidField("server.allowed_hosts", f"{problem}: leave it out")
         read_keys(Path(server.api_key_file), "server.api_key_file")
     elif server.max_requests_per_key:
         problem = "needs keys: type --api-key-file FILE as well"
@@ -47,6 +54,11 @@ def require_safe_door(server: ServerConfig) -> ServerConfig:
 def door_remarks(server: ServerConfig) -> list[str]:
     """What is allowed and worth a warning."""
     remarks: list[str] = []
+    if ANY_HOST in server.allowed_hosts:
+        remarks.append(
+            "allowed_hosts: any web page that is opened where this service can be reached may use "
+            "it, and read what it answers"
+        )
     if not is_loopback(server.host):
         if server.api_key_file is None:
             remarks.append(
@@ -65,6 +77,20 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
+def is_address(host: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_host_name(host: str) -> bool:
+    """Whether it may be the name of a host, in small letters, or is its address."""
+    return is_address(host) or _NAME.fullmatch(host) is not None
+
+
 def _address(host: str) -> str:
     """As the kernel takes it; a name could be looked up to anything."""
     if host == _LOCALHOST:
@@ -74,6 +100,15 @@ def _address(host: str) -> str:
     except ValueError as error:
         problem = f"{host!r} is no IP address; write one, as 0.0.0.0 for every interface"
         raise InvalidField("server.host", problem) from error
+
+
+def _host_name(text: str) -> str:
+    """In small letters, and an address without the brackets that it has in a URL."""
+    name = text.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")
+    if name != ANY_HOST and not is_host_name(name):
+        problem = f"has {text[:64]!r}; write names as example.org, without port or https://, or *"
+        raise InvalidField("server.allowed_hosts", problem)
+    return name
 
 
 def _whole(path: str | None) -> str | None:

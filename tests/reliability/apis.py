@@ -210,7 +210,7 @@ async def open_http(
     place = urlsplit(places.http)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**20)
     content = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nhost: service\r\nconnection: close\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     return reader, writer
 

@@ -35,13 +35,13 @@ def requests_with(payload: bytes, key: str) -> Iterator[bytes]:
     authorized = b"Authorization: Bearer %s\r\n" % key.encode()
     for path in (b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize"):
         for more in (b"", authorized):
-            start = b"POST %s HTTP/1.1\r\nHost: h\r\n%s%s" % (path, length, more)
+            start = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s%s" % (path, length, more)
             for kind in (b"application/json", b"application/octet-stream", b"application/x-pickle"):
                 yield start + b"Content-Type: %s\r\n\r\n" % kind + payload
     yield payload
-    yield b"GET /v1/models?%s HTTP/1.1\r\nHost: h\r\n%s\r\n" % (sent, authorized)
-    yield b"GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n" % sent
-    yield b"GET /v1/models HTTP/1.1\r\nHost: h\r\nX: %s\r\n%s\r\n" % (payload, authorized)
+    yield b"GET /v1/models?%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (sent, authorized)
+    yield b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n" % sent
+    yield b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n%s\r\n" % (payload, authorized)
 
 
 def send_raw(family: socket.AddressFamily, address: tuple[str, int] | str, payload: bytes) -> None:

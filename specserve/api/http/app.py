@@ -19,7 +19,8 @@ from specserve.api.figure_names import renamed
 from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread, warning_of
 from specserve.api.http.generation import ChatCompletions, Completions
-from specserve.api.http.guard import KeyRequired
+from specserve.api.http.guard import KeyRequired, KnownHostRequired
+from specserve.api.http.hosts import KnownHosts
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
 from specserve.api.http.to_calls import chat_options, messages_of
@@ -38,7 +39,9 @@ Answer = Callable[[Request], Awaitable[Response]]
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application of `service`."""
     app = _Paths(service).app()
-    return app if service.keys is None else KeyRequired(app, service.keys)
+    if service.keys is not None:
+        return KeyRequired(app, service.keys)
+    return KnownHostRequired(app, KnownHosts(service.config.server.allowed_hosts))
 
 
 class _Paths:

@@ -52,7 +52,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     noun: ClassVar[str]  # what one is called in refusals
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # 0 of completions with `echo`: prompts alone
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # -1 and 0: no limit
@@ -67,7 +67,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     n: int | None = None
-    seed: int | None = None
+    seed: int | None = None  # -1: none
     stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
@@ -106,11 +106,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     type: Literal["text"] = "text"  # lm-evaluation-harness writes it
 
     def text(self, where: str) -> str:
-        """Parts together. Raises InvalidField for what is no text, of a message at `where`."""
+        """Parts that say something, each in lines of its own.
+
+        Raises InvalidField for what is no text, of a message at `where`.
+        """
         if not isinstance(self.content, list):
             return self.content or ""
         parts = enumerate(self.content)
-        return "".join(_text_of(part, f"{where}.content[{index}]") for index, part in parts)
+        texts = (_text_of(part, f"{where}.content[{index}]") for index, part in parts)
+        return "\n".join(filter(None, texts))
 
 
 def _text_of(part: dict[str, Any], where: str) -> str:

@@ -46,15 +46,15 @@ async def read_content(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise Refused(encoded(value.decode("latin-1")))
+            raise Refused(encoded(value.decode("latin-1")), "INVALID_ARGUMENT")
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
-        raise Refused(too_large(limit))
+        raise Refused(too_large(limit), "RESOURCE_EXHAUSTED")
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(receive, limit)
     except TimeoutError as error:
-        raise Refused(too_slow(BODY_S)) from error
+        raise Refused(too_slow(BODY_S), "DEADLINE_EXCEEDED") from error
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
@@ -67,7 +67,7 @@ async def _read(receive: Receive, limit: int) -> bytes:
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise Refused(too_large(limit))
+            raise Refused(too_large(limit), "RESOURCE_EXHAUSTED")
         last += part
         if not message.get("more_body", False):
             return b"".join([*pieces, last])

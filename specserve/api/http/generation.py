@@ -2,7 +2,7 @@
 """POST /v1/completions and /v1/chat/completions: a body in, an answer or a stream of chunks out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Generic, NamedTuple
@@ -11,7 +11,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from specserve.api.call import GenerateCall
-from specserve.api.events import Finished, PromptInfo, TokenDelta
+from specserve.api.events import Event, Finished, PromptInfo, TokenDelta
+from specserve.api.http.answer_size import require_answer_size
 from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
 from specserve.api.http.bodies import (
     Body,
@@ -30,7 +31,7 @@ from specserve.api.http.connection import (
     warning_of,
 )
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
-from specserve.api.http.merged import merged
+from specserve.api.http.merged import merged, scored
 from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
@@ -49,6 +50,7 @@ class Asked(NamedTuple):
     form: Form
     prompt_ids: list[list[int]]  # if the answer has them
     has_prompt_logprobs: bool  # the answer
+    is_scored: bool = False  # no sample has tokens
 
 
 class GenerationEndpoint(ABC, Generic[Body]):
@@ -66,6 +68,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         except Gone:
             return
         except Refused as error:
+            self.service.refused(error.code)
             await refuse_unread(error.refusal, receive, send)
             return
         await unless_gone(receive, self._answer(scope, content, send))
@@ -73,10 +76,12 @@ class GenerationEndpoint(ABC, Generic[Body]):
     async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
         reply = Reply(send)
         try:
-            self.service.require_place()  # nothing is parsed or encoded for who finds none
-            body, ignored = await self._read(content)
-            reply = Reply(send, warning_of(ignored))
-            await self._serve(body, scope, reply)
+            with self.service.before_session():
+                self.service.require_place()  # nothing is parsed or encoded for who finds none
+                body, ignored = await self._read(content)
+                reply = Reply(send, warning_of(ignored))
+                asked, options = await self._checked(body)
+            await self._serve(asked, options, scope, reply)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await reply.refuse(refusal_of(error))
 
@@ -97,28 +102,38 @@ class GenerationEndpoint(ABC, Generic[Body]):
     def streams(self, body: Body) -> StreamOptions | None:
         """How the answer is streamed; None: it comes as a whole."""
 
-    async def _serve(self, body: Body, scope: Scope, reply: Reply) -> None:
-        asked = await self.asked(body)
+    async def _checked(self, body: Body) -> tuple[Asked, StreamOptions | None]:
+        """What `asked` and `streams` say, which go together. Raises SpecserveError."""
+        asked, options = await self.asked(body), self.streams(body)
+        if options is not None and asked.has_prompt_logprobs:
+            problem = "come with whole answers; leave stream out"
+            raise InvalidField("prompt_logprobs", problem)
+        require_answer_size(asked.calls, self.service.limits, is_whole=options is None)
+        return asked, options
+
+    async def _serve(
+        self, asked: Asked, options: StreamOptions | None, scope: Scope, reply: Reply
+    ) -> None:
         if self.service.tracer is not None:
             asked = asked._replace(calls=_within_traces(asked.calls, scope))
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
         ready = self.service.ready
         # No place is made for samples that the session will refuse.
         num_samples = min(asked.calls[0].sampling.n, MAX_SAMPLES)
-        options = self.streams(body)
         gathered = Gathered(
             len(asked.calls), num_samples, ready.eos_token_ids, keeps_tokens=options is None
         )
-        if options is not None and asked.has_prompt_logprobs:
-            problem = "come with whole answers; leave stream out"
-            raise InvalidField("prompt_logprobs", problem)
         if options is None:
             await self._whole(asked, head, gathered, reply)
         else:
             await self._stream(asked, _Chunks(head, gathered, asked, options), reply)
 
+    def _events(self, asked: Asked) -> AsyncGenerator[tuple[int, Event]]:
+        events = merged(self.service, asked.calls)
+        return scored(events) if asked.is_scored else events
+
     async def _whole(self, asked: Asked, head: Head, gathered: Gathered, reply: Reply) -> None:
-        async with aclosing(merged(self.service, asked.calls)) as events:
+        async with aclosing(self._events(asked)) as events:
             async for call, event in events:
                 match event:
                     case PromptInfo():
@@ -136,7 +151,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
         await reply.json(await self.service.tokenizer.off_loop(encoded) if is_large else encoded())
 
     async def _stream(self, asked: Asked, chunks: "_Chunks", reply: Reply) -> None:
-        async with aclosing(merged(self.service, asked.calls)) as events:
+        async with aclosing(self._events(asked)) as events:
             async for call, event in events:
                 for chunk in chunks.of(call, event):
                     await reply.event(chunk)
@@ -227,11 +242,14 @@ class Completions(GenerationEndpoint[CompletionBody]):
 
     async def asked(self, body: CompletionBody) -> Asked:
         service = self.service
+        is_scored = body.echo and body.max_tokens == 0
+        if is_scored:
+            body = msgspec.structs.replace(body, max_tokens=1)
         calls = calls_of_completion(body, service.limits, service.sampling_defaults)
         has_logprobs = body.logprobs is not None
         echoed = await _echoes(service, calls) if body.echo else []
         prompt_ids: list[list[int]] = []
-        if body.return_token_ids or (has_logprobs and echoed):
+        if body.return_token_ids or calls[0].sampling.prompt_logprobs is not None:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         if has_logprobs and echoed:
@@ -245,7 +263,8 @@ class Completions(GenerationEndpoint[CompletionBody]):
             echoed=echoed,
         )
         shown_ids = prompt_ids if body.return_token_ids else []
-        return Asked(calls, form, shown_ids, body.prompt_logprobs is not None)
+        has_prompt_logprobs = body.prompt_logprobs is not None
+        return Asked(calls, form, shown_ids, has_prompt_logprobs, is_scored=is_scored)
 
     def streams(self, body: CompletionBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
@@ -260,11 +279,12 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
         service = self.service
         calls = [call_of_chat(body, service.limits, service.sampling_defaults)]
         prompt_ids: list[list[int]] = []
-        if body.return_token_ids:
+        if body.return_token_ids or body.prompt_logprobs is not None:
             prompt_ids = await _encoded(service, calls)
             calls = _with_ids(calls, prompt_ids)
         form = ChatForm(has_logprobs=body.logprobs, details=_details(service, body))
-        return Asked(calls, form, prompt_ids, body.prompt_logprobs is not None)
+        shown_ids = prompt_ids if body.return_token_ids else []
+        return Asked(calls, form, shown_ids, body.prompt_logprobs is not None)
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None

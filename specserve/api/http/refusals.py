@@ -71,9 +71,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 class Refused(Exception):
     """With an answer that is no error of ours."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refusal, code: str) -> None:
+        """`code`: the gRPC status name of the like."""
         super().__init__(refusal.message)
-        self.refusal = refusal
+        self.refusal, self.code = refusal, code
 
 
 def refusal_of(error: Exception) -> Refusal:

@@ -30,6 +30,7 @@ _SAME = (
     "min_tokens", "n", "prompt_logprobs",
 )  # fmt: skip
 _NUM_SEEDS = 2**64
+_RANDOM_SEED = -1  # to clients of vLLM; other negative ones are seeds
 _TOKEN_ID = re.compile("-?[0-9]{1,20}")  # one that is out of range is refused as that, later
 
 
@@ -55,7 +56,7 @@ def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> Ge
     if body.response_format is not None and body.response_format.type != "text":
         form = body.response_format.type[:64]
         raise Unsupported(f"response_format: {form!r} is not served; answers are text")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:  # 0 is none, as some clients always say
         raise InvalidField("top_logprobs", "needs logprobs: true")
     most, asked = limits.max_logprobs, body.top_logprobs or 0
     if not 0 <= asked <= most:
@@ -121,7 +122,7 @@ def _call(
     given: dict[str, Any] = {}
     if body.request_id is not None:
         given["request_id"] = body.request_id + (f"-{number}" if number else "")
-    if body.seed is not None:
+    if body.seed not in (None, _RANDOM_SEED):
         given["seed"] = (body.seed + number) % _NUM_SEEDS  # clients may send negative ones
     if body.cache_salt is not None:
         given["cache_salt"] = body.cache_salt

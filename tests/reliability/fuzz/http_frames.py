@@ -36,14 +36,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
 
 
 def _post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _chunked(path: str, body: bytes, size: int) -> bytes:
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     chunks = b"".join(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces)
-    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     return head.encode() + chunks + b"0\r\n\r\n"
 
 
@@ -57,7 +57,7 @@ class HttpFrames:
         self._source = random.Random(seed)
         self._mutator = Mutator(self._source)
         self._valid = [
-            f"GET {path} HTTP/1.1\r\nhost: a\r\nx-long: {'y' * 50}\r\n\r\n".encode()
+            f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-long: {'y' * 50}\r\n\r\n".encode()
             for path in _PATHS
         ]
         for path, body in _BODIES.items():

@@ -184,6 +184,9 @@ def test_an_answer_too_large_for_a_message_ends_early_and_can_be_streamed(make_r
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.details().startswith("max_message_bytes: ")
         rig.until(lambda: rig.target.received(Abort))
+        counted = rig.service.metrics.text().decode()
+        assert 'failure_total{code="RESOURCE_EXHAUSTED",model_name="scripted"} 1.0' in counted
+        assert 'code="CANCELLED"' not in counted
         streamed = [event.token_delta.token_ids for event in stub.GenerateStream(asked)]
         assert sum(map(len, streamed)) == 5000
 

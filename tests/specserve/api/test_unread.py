@@ -32,6 +32,9 @@ def test_who_takes_nothing_loses_its_stream_and_its_place(make_rig, monkeypatch,
             rig.until(lambda: rig.service.hub.num_in_flight == 0)
             stub.Generate(ask, timeout=20)
     rig.until(lambda: rig.target.num_live == 0)
+    counted = rig.service.metrics.text().decode()
+    assert 'request_failure_total{code="RESOURCE_EXHAUSTED",model_name="scripted"} 1.0' in counted
+    assert 'code="CANCELLED"' not in counted
 
 
 def test_who_reads_slowly_is_read_to_the_end(rig, monkeypatch):

@@ -90,6 +90,17 @@ def test_a_limit_of_each_key_needs_keys():
     assert "type --api-key-file FILE as well" in problem(max_requests_per_key=3)
 
 
+def test_names_of_hosts_are_names_and_no_urls(keys):
+    door = require_safe_door(ServerConfig(allowed_hosts=(" Gpu7.Example.org.", "[::1]", "*")))
+    assert door.allowed_hosts == ("gpu7.example.org", "::1", "*")
+    assert "any web page" in door_remarks(door)[0]
+    for text in ("https://example.org", "example.org:80", "*.example.org", "a b", ".", "[]"):
+        told = problem(allowed_hosts=("localhost", text))
+        assert told.startswith(f"server.allowed_hosts: has {text!r}; write names as example.org")
+    told = problem(allowed_hosts=("example.org",), api_key_file=str(keys))
+    assert told.startswith("server.allowed_hosts: is for services without keys")
+
+
 def test_a_file_of_keys_is_read_before_anything_starts(keys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert require_safe_door(ServerConfig(api_key_file="keys")).api_key_file == str(keys)

@@ -1,8 +1,10 @@
 """What Prometheus is told: by its own parser, against what was done."""
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.metrics import Metrics
 from specserve.types import Load, RequestStats
 from tests.specserve.api.http.conftest import opened, send
@@ -67,6 +69,49 @@ def test_every_request_ends_in_one_count(make_rig):
         assert found[f"specserve:{name}_seconds_count", ()] == 4
     assert found["specserve:e2e_request_latency_seconds_sum", ()] > 0
     assert found["specserve:request_generation_tokens_sum", ()] == 15 + 2 * len(rig.script_ids)
+
+
+def test_what_gets_no_session_is_counted_by_its_status(make_rig):
+    """Over both APIs: what is no request, asks for too much, or for what is not served."""
+    rig = make_rig(max_message_bytes=2000)
+    many = {"prompt": ["a"] * 256, "n": 64, "max_tokens": 500, "logprobs": 20}
+    for path, body in (
+        ("/v1/completions", b"no JSON"),
+        ("/v1/completions", {"prompt": "fox", "nobody": 1}),
+        ("/v1/completions", many),
+        ("/v1/completions", {"prompt": "fox", "stream": True, "prompt_logprobs": 1}),
+        ("/v1/chat/completions", {"messages": []}),
+    ):
+        assert send(rig.url, "POST", path, body).status == 400
+    json_mode = {"messages": [{"role": "user", "content": "x"}]}
+    json_mode["response_format"] = {"type": "json_object"}
+    assert send(rig.url, "POST", "/v1/chat/completions", json_mode).status == 400
+    assert send(rig.url, "POST", "/v1/completions", b" " * 3000).status == 413
+    gzip = {"Content-Encoding": "gzip"}
+    assert send(rig.url, "POST", "/v1/completions", b"", headers=gzip).status == 415
+    with grpc.insecure_channel(rig.address) as channel:
+        for content in (pb.GenerateRequest().SerializeToString(), bytes([255, 255])):
+            call = channel.unary_unary("/specserve.v1.Generation/Generate")
+            with pytest.raises(grpc.RpcError):
+                call(content, timeout=20)
+    found = samples(rig.url)
+    failures = {
+        dict(labels)["code"]: count
+        for (name, labels), count in found.items()
+        if name == "specserve:request_failure_total"
+    }
+    assert failures == {
+        "INVALID_ARGUMENT": 8, "FAILED_PRECONDITION": 1, "RESOURCE_EXHAUSTED": 1,
+    }  # fmt: skip
+
+
+def test_a_defect_before_a_session_is_counted_once(make_rig):
+    rig = make_rig()
+    rig.tokenizer.decode = None  # which an echo of token ids calls
+    body = {"prompt": [5], "echo": True}
+    assert send(rig.url, "POST", "/v1/completions", body).status == 500
+    found = samples(rig.url)
+    assert found["specserve:request_failure_total", (("code", "INTERNAL"),)] == 1
 
 
 def test_a_defect_is_not_counted_as_a_client_that_left(make_rig):

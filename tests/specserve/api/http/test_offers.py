@@ -7,7 +7,7 @@ import pytest
 from tests.specserve.api.http.wire import answer_on, connected, head, received, status
 
 H2C = [
-    "Host: h", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c",
+    "Host: localhost", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c",
     "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
 ]  # fmt: skip
 BODY = json.dumps({"prompt": "fox", "max_tokens": 2}).encode()
@@ -41,9 +41,11 @@ def test_a_body_in_pieces_is_read(rig):
 
 @pytest.mark.parametrize("count", [1, 2000])
 def test_offers_one_after_another_are_all_answered(rig, caplog, count):
-    offer = head("/livez", headers=["Host: h", "Connection: upgrade", "Upgrade: websocket"])
+    offer = head("/livez", headers=["Host: localhost", "Connection: upgrade", "Upgrade: websocket"])
     with connected(rig.url) as place:
-        place.sendall(offer * count + head("/livez", headers=["Host: h", "Connection: close"]))
+        place.sendall(
+            offer * count + head("/livez", headers=["Host: localhost", "Connection: close"])
+        )
         assert received(place).count(b"HTTP/1.1 200") == count + 1
     assert caplog.records == []
 
@@ -51,7 +53,9 @@ def test_offers_one_after_another_are_all_answered(rig, caplog, count):
 def test_an_offer_that_ends_its_connection_ends_it(rig):
     with connected(rig.url) as place:
         place.sendall(
-            head("/livez", headers=["Host: h", "Connection: close, upgrade", "Upgrade: h2c"])
+            head(
+                "/livez", headers=["Host: localhost", "Connection: close, upgrade", "Upgrade: h2c"]
+            )
         )
         answer = received(place)
     assert status(answer) == 200

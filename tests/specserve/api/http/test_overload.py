@@ -73,7 +73,9 @@ def stalled(rig, max_tokens: int) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((place[0], int(place[1])))
     body = json.dumps(LONG | {"max_tokens": max_tokens, "logprobs": 5}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     client.sendall(head.encode() + body)
     return client
 

@@ -15,7 +15,10 @@ def connected(url: str, timeout_s: float = 20) -> socket.socket:
 
 
 def head(
-    target: str, method: str = "GET", headers: Iterable[str] = ("Host: h",), version: str = "1.1"
+    target: str,
+    method: str = "GET",
+    headers: Iterable[str] = ("Host: localhost",),
+    version: str = "1.1",
 ) -> bytes:
     """A request without a body; nothing is escaped."""
     lines = [f"{method} {target} HTTP/{version}", *headers]
