@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 from specserve.errors import Forbidden
 from specserve.settings.door import ANY_HOST, is_address, is_host_name
 
-_LOCALHOST = "localhost"
+# Nobody can have such a name, or one without a dot, to lead a page's reader here: containers and
+# local networks have them.
+_PRIVATE = (".localhost", ".local", ".internal")
 _PORTS = {"http": 80, "https": 443}  # of origins that name none
 
 
@@ -53,8 +55,8 @@ class KnownHosts:
                 raise _refusal("Origin", origin.host, "is a web page of another place")
 
     async def _is_ours(self, host: str) -> bool:
-        known = (_LOCALHOST, self._machine, *self._allowed)
-        if host in known or host.endswith(f".{_LOCALHOST}") or is_address(host):
+        is_private = is_host_name(host) and ("." not in host or host.endswith(_PRIVATE))
+        if is_private or host in (self._machine, *self._allowed) or is_address(host):
             return True
         if not host.startswith(f"{self._machine}."):
             return False

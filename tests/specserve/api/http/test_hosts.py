@@ -18,12 +18,13 @@ __all__ = ["keyed", "rig_of_all"]
 
 MACHINE = socket.gethostname()
 OURS = [
-    "localhost", "LOCALHOST:8000", "localhost.:8000", "any.localhost", "127.0.0.1:8000", "0.0.0.0",
+    "localhost", "LOCALHOST:8000", "localhost.:8000", "any.localhost", "specserve:8000",
+    "gpu7.local", "host.docker.internal:8000", "127.0.0.1:8000", "0.0.0.0",
     "192.0.2.7:80", "[::1]:8000", "[fd00::7]", MACHINE, f"{MACHINE}:8000",
 ]  # fmt: skip
 STRANGERS = [
     "example.org", "example.org:8000", "localhost.example.org", "localhost@example.org",
-    "127.0.0.1.example.org", "xlocalhost", f"{MACHINE}.example.org", "localhost:x", "[::1", "",
+    "127.0.0.1.example.org", "x.localhosts", f"{MACHINE}.example.org", "localhost:x", "[::1", "",
 ]  # fmt: skip
 BODY = {"prompt": "the", "max_tokens": 1}
 
