@@ -5,6 +5,7 @@ held out. What the target writes from a domain's prompts is the domain "self-<na
 `specserve train data` wrote are the domain "chat", and then the only one.
 """
 
+import argparse
 import hashlib
 import logging
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from draft_node.training import dataset
 from draft_node.training.batches import encode_stream, tokens_of
 from draft_node.training.chats.store import MANIFEST, ChatStore, Exchange, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.options import work_folder
 from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
 from draft_node.training.tokenizer import END_OF_TEXT
 from specserve.errors import InvalidField
@@ -50,6 +52,20 @@ class TextConfig:
     held_out_tokens: int = 16_384  # a domain
     seed: int = 0
     data: Path | None = None  # chats; nothing else is read then
+
+    @staticmethod
+    def of(arguments: argparse.Namespace) -> "TextConfig":
+        """What the flags of `options.add_run_options` say; raises InvalidField if they disagree."""
+        if arguments.data is not None and arguments.text is not None:
+            raise InvalidField("--text", "is not read beside --data; give one of them")
+        return TextConfig(
+            work=work_folder(arguments),
+            text=arguments.text,
+            self_share=arguments.self_text,
+            self_tokens=arguments.self_tokens,
+            seed=arguments.seed,
+            data=arguments.data,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from draft_node.training.block_drafters import add_options
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import BlockObjective, ObjectiveConfig
 from draft_node.training.block_start import starting_point
+from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
@@ -59,6 +60,18 @@ def make_objective(
             drawn = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
             parameter.add_(drawn * (0.2 if "norm" in name else 1.0))
     return objective
+
+
+QUESTION = 270  # the token that questions of `write_chats` are made of
+
+
+def write_chats(folder: Path, num_chats: int = 240) -> Path:
+    """Chats with answers of a few tokens that follow each other by a pattern."""
+    answer = patterned_stream(24).tolist()
+    chats = [Exchange(n, 0.0, [QUESTION] * 8, answer) for n in range(num_chats)]
+    folder.mkdir()
+    ChatStore(folder).add(num_chats, chats, VOCAB)
+    return folder
 
 
 def random_tokens(*shape: int, seed: int = 3) -> torch.Tensor:
