@@ -77,14 +77,9 @@ def _drafted(
     given = None if initial is None else draft_vocabulary.from_tables(initial)
     if given is not None or not spec.reduces_vocab:
         return given
-    training, size = source.training.values(), spec.draft_vocab_size
-    ids = draft_vocabulary.most_frequent(training, size, spec.decoder.vocab_size)
-    for name, stream in source.held_out.items():
-        share = draft_vocabulary.coverage(stream, ids)
-        log.info(
-            "%d tokens are drafted: %.1f %% of what is held out of %s", size, 100 * share, name
-        )
-    return ids
+    return draft_vocabulary.chosen(
+        source.training, source.held_out, spec.draft_vocab_size, spec.decoder.vocab_size
+    )
 
 
 def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:

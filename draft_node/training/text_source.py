@@ -25,15 +25,16 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
 from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
 from draft_node.training.tokenizer import END_OF_TEXT
-from specserve.errors import InvalidField
+from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_json
+from specserve.models.known_tokens import TOKENIZER_FILE
+from specserve.models.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 Streams = dict[str, np.ndarray]  # one per domain
 
 _CHAT = "chat"
-TOKENIZER_FILE = "tokenizer.json"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
 _SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain
@@ -199,11 +200,13 @@ def _corpus(tokenizer: Tokenizer, target: Path, work: Path) -> tuple[Streams, St
     return dataset.streams(work, "train"), dataset.streams(work, "held-out")
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise InvalidField("--target", f"{folder}: {TOKENIZER_FILE} is missing")
-    return Tokenizer.from_file(str(path))
+def _tokenizer(target: Path) -> Tokenizer:
+    if target.is_dir() and not (target / TOKENIZER_FILE).is_file():
+        raise InvalidField("--target", f"{target}: {TOKENIZER_FILE} is missing")
+    try:
+        return load_tokenizer(target)
+    except Unsupported as error:
+        raise InvalidField("--target", str(error)) from error
 
 
 def _separator(target: FrozenTarget, tokenizer: Tokenizer) -> str:

@@ -16,9 +16,16 @@ from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
-from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
 
 VOCAB = 280
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+# Of every architecture, with every kind of frequencies, with and without a head of its own.
+TARGETS = {
+    "qwen3": {"config": QWEN3},
+    "llama3": {"config": LLAMA},
+    "yarn": {"config": LLAMA, "rope_scaling": YARN, "tie_word_embeddings": True},
+}
 TEXT = ["def some(text):\n    return to(train, on)\n", "and more of it, abcdefgh" * 3] * 40
 
 
