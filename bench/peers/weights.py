@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from draft_node.training.export import copy_tokenizer
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import SINGLE_FILE, Checkpoint
 from specserve.models.config import ModelSpec, read_spec
-from specserve.models.tokenizer_files import TOKENIZER_FILE, load_tokenizer, read_chat_template
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 _STORED = {
@@ -123,13 +123,7 @@ def write_folder(model: Path, out: Path) -> None:
 def write_tokenizer(model: Path, out: Path) -> None:
     """All of a Hugging Face folder but its weights, of a GGUF file, into the folder `out`."""
     _write_json(out / "config.json", folder_config(read_spec(model)))
-    load_tokenizer(model).save(str(out / TOKENIZER_FILE))
-    template, special = read_chat_template(model)
-    described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    described |= {name: token for name, token in special.items() if token}
-    if template is not None:
-        described["chat_template"] = template
-    _write_json(out / "tokenizer_config.json", described)
+    copy_tokenizer(model, out)
 
 
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,9 @@
 """config.json of a trained drafter in DeepSpec's dialect. Knows no weights and no figures."""
 
 from draft_node.training.losses import EAGLE3_STEP_DECAY
+from draft_node.training.rotary import rope_fields
 from specserve.drafters.spec import BlockSpec, Eagle3Spec
-from specserve.models.config import ModelSpec, RopeSpec
-
-_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_YARN = (
-    "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor",
-)  # fmt: skip
+from specserve.models.config import ModelSpec
 
 
 def config_json(
@@ -66,15 +62,7 @@ def _decoder_json(decoder: ModelSpec) -> dict[str, object]:
         "hidden_act": "silu",
         "rms_norm_eps": decoder.rms_norm_eps,
         "attention_bias": False,
-        "rope_parameters": _rope_json(decoder.rope),
+        "rope_parameters": rope_fields(decoder.rope),
         "layer_types": ["full_attention"] * decoder.num_layers,
         "tie_word_embeddings": False,
     }
-
-
-def _rope_json(rope: RopeSpec) -> dict[str, object]:
-    content: dict[str, object] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind != "default":
-        content["factor"] = rope.factor
-    names = {"llama3": _LLAMA3, "yarn": _YARN}.get(rope.kind, ())
-    return content | {name: getattr(rope, name) for name in names}

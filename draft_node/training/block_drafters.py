@@ -67,16 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", type=positive_float, help="factor on learning rates (default: 1, with --init 0.5)"
     )
-    parser.add_argument(
-        "--self-tokens", type=positive_int, default=600_000,
-        help="tokens that the target writes, once; rounded up to whole parts of each domain, which "
-        "have 65536 where the target takes 512 positions (default: 600000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR",
-        help="chats that `specserve train data` wrote, of which answers are learned; instead of "
-        "text and of what the target would write behind it",
-    )  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="compile the step")
 
 

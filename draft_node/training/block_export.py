@@ -19,7 +19,7 @@ from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
 from specserve.drafters.spec import BlockSpec, Eagle3Spec
-from specserve.models.scaled_bytes import packed, unpacked
+from specserve.models.scaled_bytes import SCALE, packed, unpacked
 
 FIGURES = "held_out.json"
 
@@ -48,6 +48,11 @@ def stored(weights: Mapping[str, Tensor], bits: int = 16) -> dict[str, Tensor]:
 def _halved(tensor: Tensor) -> Tensor:
     """float32 as bfloat16: neither scales nor tables."""
     return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
+
+
+def bits_of(tensors: Mapping[str, Tensor]) -> int:
+    """Those with which `stored` made them."""
+    return 8 if any(name.endswith(SCALE) for name in tensors) else 16
 
 
 def as_read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

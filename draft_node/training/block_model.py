@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training.blocks import Blocks, BlockShape
-from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
+from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm
+from draft_node.training.rotary import Rotary, RotaryAngles, rotate
 from specserve.drafters.spec import BlockSpec, MarkovKind, MarkovSpec
 from specserve.models.config import ModelSpec
-from specserve.models.rope import inverse_frequencies
-
-Rotary = tuple[Tensor, Tensor]  # cos and sin, broadcast over heads
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class BlockModel(nn.Module):
         if spec.confidence is not None:
             rank = spec.markov.rank if spec.markov and spec.confidence.with_markov else 0
             self.confidence_head = ConfidenceHead(hidden + rank)
-        self._rotary = RotaryAngles(decoder)
+        self._rotary = RotaryAngles(decoder.rope, decoder.head_dim)
 
     def shape(self, max_gap: int) -> BlockShape:
         """Of its blocks, behind up to `max_gap` tokens without features."""
@@ -214,20 +212,6 @@ class BlockModel(nn.Module):
             context_bias=bias(seen)[:, None, :, None, None],
             block_bias=bias(blocks.visible)[:, None, :, :, None],
         )
-
-
-class RotaryAngles:
-    """As the target's table turns, for positions that training chooses."""
-
-    def __init__(self, decoder: ModelSpec) -> None:
-        self._frequencies = inverse_frequencies(decoder.rope, decoder.head_dim)
-        self._factor = decoder.rope.attention_factor
-
-    def at(self, positions: Tensor) -> Rotary:
-        """cos and sin [..., 1, head_dim] float32 at `positions` [...]."""
-        angles = positions[..., None].float() * self._frequencies.to(positions.device)
-        angles = torch.cat([angles, angles], dim=-1)[..., None, :]
-        return angles.cos() * self._factor, angles.sin() * self._factor
 
 
 def bias(allowed: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from draft_node.training.block_start import starting_point
 from draft_node.training.device import is_cpu
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
-from draft_node.training.options import work_folder
 from draft_node.training.progress import each
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
@@ -50,21 +49,14 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     console = start_logging()
     if is_cpu(arguments.device):
         keep_freed_memory()
+    texts = TextConfig.of(arguments)
     with num_threads(arguments.threads):
         target = load_target(arguments)
         spec, initial = starting_point(arguments, target)
         refuse_crowded_rows(arguments, spec.gamma, target.spec.max_position_embeddings)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
-        if arguments.data is not None and arguments.text is not None:
-            raise InvalidField("--text", "is not read beside --data; give one of them")
         with claim(arguments) as folder:
-            source = text_source.gather(
-                target,
-                TextConfig(
-                    work_folder(arguments), arguments.text, arguments.self_text,
-                    arguments.self_tokens, seed=arguments.seed, data=arguments.data,
-                ),
-            )  # fmt: skip
+            source = text_source.gather(target, texts)
             drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
             sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
             draft_ids = _drafted(spec, initial, source)
@@ -85,14 +77,9 @@ def _drafted(
     given = None if initial is None else draft_vocabulary.from_tables(initial)
     if given is not None or not spec.reduces_vocab:
         return given
-    training, size = source.training.values(), spec.draft_vocab_size
-    ids = draft_vocabulary.most_frequent(training, size, spec.decoder.vocab_size)
-    for name, stream in source.held_out.items():
-        share = draft_vocabulary.coverage(stream, ids)
-        log.info(
-            "%d tokens are drafted: %.1f %% of what is held out of %s", size, 100 * share, name
-        )
-    return ids
+    return draft_vocabulary.chosen(
+        source.training, source.held_out, spec.draft_vocab_size, spec.decoder.vocab_size
+    )
 
 
 def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:

@@ -11,6 +11,7 @@ from draft_node.training.draft_vocabulary import refuse_size
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.mask_token import mask_token
+from draft_node.training.rotary import refuse_untold
 from specserve.drafters.spec import (
     DEEPSPEC,
     BlockSpec,
@@ -29,6 +30,7 @@ def starting_point(
     arguments: argparse.Namespace, target: FrozenTarget
 ) -> tuple[BlockSpec | Eagle3Spec, dict[str, Tensor] | None]:
     """What is to be trained, and the weights of --init."""
+    refuse_untold(target.spec.rope)
     refuse_size(arguments.draft_vocab, target.spec.vocab_size)
     if arguments.kind == "eagle3":
         return eagle3_start.starting_point(arguments, target)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from draft_node.training import corpus, tokenizer
 from draft_node.training.batches import encode_stream, save_stream
 from draft_node.training.corpus import DOMAINS, Document
+from specserve.models import tokenizer_files
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +44,21 @@ def preparing(work: Path) -> Generator[None]:
         yield
 
 
-def prepare(work: Path, tokenizer_folder: Path | None = None) -> None:
-    """Collect, split, encode; a few minutes on one core. Trains a tokenizer unless given one."""
+def prepare(work: Path, model: Path | None = None) -> None:
+    """Collect, split, encode; a few minutes on one core. Trains a tokenizer unless given a model's.
+
+    `model`: a folder or a GGUF file.
+    """
     if (work / _DONE).exists():
         return
     work.mkdir(parents=True, exist_ok=True)
     log.info("collecting text")
     training, held_out = corpus.split(corpus.collect())
-    if tokenizer_folder is None:
+    if model is None:
         log.info("training the tokenizer")
         trained = tokenizer.train(_sample(training))
     else:
-        trained = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+        trained = tokenizer_files.load_tokenizer(model)
     tokenizer.save(trained, work / "tokenizer")
     _write_documents(work / "held-out.jsonl", held_out)
     log.info("encoding")

@@ -1,7 +1,8 @@
-"""The trainable decoder: Qwen3's architecture as one plain module.
+"""The trainable decoder: Qwen3's or Llama's architecture as one plain module.
 
 Parameter names equal those of Hugging Face checkpoints, so a state dict is a checkpoint. Training
-only: no cache, no positions other than 0..T-1.
+only: no cache, no positions other than 0..T-1. Embedding and output head may be another model's,
+which stay as they are: then they are no parameters, and the state dict has none.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training import evaluate
 from draft_node.training.device import is_cpu
+from draft_node.training.rotary import RotaryAngles, rotate
+from specserve.models.config import DEFAULT_ROPE_THETA, ModelSpec, RopeSpec
 
 EVALUATION_WINDOW = 512
+_DEFAULT_ROPE = RopeSpec(DEFAULT_ROPE_THETA)
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,37 @@ class DecoderConfig:
     num_key_value_heads: int = 4
     head_dim: int = 32
     intermediate_size: int = 768
-    rope_theta: float = 10000.0
+    rope: RopeSpec = _DEFAULT_ROPE
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
+    qk_norm: bool = True  # Qwen3 has them, Llama has none
+    tie_word_embeddings: bool = True
+
+    @staticmethod
+    def of(spec: ModelSpec) -> "DecoderConfig":
+        """The same shape, without ballast."""
+        return DecoderConfig(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_hidden_layers=spec.num_real_layers,
+            num_attention_heads=spec.num_heads,
+            num_key_value_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate_size=spec.intermediate_size,
+            rope=spec.rope,
+            rms_norm_eps=spec.rms_norm_eps,
+            max_position_embeddings=spec.max_position_embeddings,
+            qk_norm=spec.qk_norm,
+            tie_word_embeddings=spec.tie_word_embeddings,
+        )
+
+
+@dataclass(frozen=True)
+class FrozenEmbeddings:
+    """Another model's, in one type of numbers."""
+
+    embedding: Tensor  # [V, H]
+    lm_head: Tensor  # [DV, H], of all tokens or of some
 
 
 class RMSNorm(nn.Module):
@@ -47,12 +79,6 @@ class RMSNorm(nn.Module):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding. x [B, H, T, D], cos and sin [T, D]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -78,7 +104,7 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with a norm per head on queries and keys."""
+    """Causal grouped-query attention; Qwen3's has a norm per head on queries and keys."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -90,8 +116,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        norms = (RMSNorm(config.head_dim, config.rms_norm_eps) for _ in range(2))
+        self.q_norm, self.k_norm = norms if config.qk_norm else (nn.Identity(), nn.Identity())
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, T, hidden] -> [B, T, hidden]"""
@@ -140,29 +166,31 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Embedding, layers and final norm; exists for the checkpoint prefix `model.`."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, owns_embedding: bool) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if owns_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
-    """Causal language model with tied embeddings."""
+    """Causal language model."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, frozen: FrozenEmbeddings | None = None) -> None:
+        """`frozen`: what embeds and unembeds; None: weights of its own."""
         super().__init__()
-        self.config = config
-        self.model = Trunk(config)
-        half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        angles = torch.outer(
-            torch.arange(config.max_position_embeddings).float(), config.rope_theta**-half
-        ).repeat(1, 2)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.config, self._frozen = config, frozen
+        self.model = Trunk(config, owns_embedding=frozen is None)
+        if frozen is None and not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        angles = RotaryAngles(config.rope, config.head_dim)
+        cos, sin = angles.at(torch.arange(config.max_position_embeddings))
+        self.register_buffer("cos", cos[:, 0], persistent=False)
+        self.register_buffer("sin", sin[:, 0], persistent=False)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -180,14 +208,22 @@ class Decoder(nn.Module):
 
     def hidden(self, token_ids: Tensor) -> Tensor:
         """token_ids [B, T] -> normalised final hidden states [B, T, hidden]"""
-        x = self.model.embed_tokens(token_ids)
+        if self._frozen is None:
+            x = self.model.embed_tokens(token_ids)
+        else:
+            x = F.embedding(token_ids, self._frozen.embedding).float()
         length = token_ids.shape[1]
         for layer in self.model.layers:
             x = layer(x, self.cos[:length], self.sin[:length])
         return self.model.norm(x)
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] -> logits [..., V]"""
+        """[..., hidden] -> logits [..., V], or of the frozen head's tokens."""
+        if self._frozen is not None:
+            lm_head = self._frozen.lm_head
+            return F.linear(hidden.to(lm_head.dtype), lm_head)
+        if not self.config.tie_word_embeddings:
+            return self.lm_head(hidden)
         return F.linear(hidden, self.model.embed_tokens.weight)
 
     def forward(self, token_ids: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ Cut to the tokens that the target writes most often it is a part of that, and wh
 bounded: a token that is never drafted is never accepted. What is verified stays as it is.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.drafters.weights import IN_DRAFT, OFFSETS
 from specserve.errors import InvalidField
+
+log = logging.getLogger(__name__)
 
 
 class DraftVocabulary:
@@ -48,6 +51,20 @@ def refuse_size(size: int | None, vocab_size: int) -> None:
     """Raise InvalidField unless so many tokens, or all of them (None), can be drafted."""
     if size is not None and size > vocab_size:
         raise InvalidField("--draft-vocab", f"{size}: the target has {vocab_size} tokens")
+
+
+def chosen(
+    training: Mapping[str, np.ndarray],
+    held_out: Mapping[str, np.ndarray],
+    size: int,
+    vocab_size: int,
+) -> Tensor:
+    """`most_frequent` of what is trained on, and in the log how much they are of what is not."""
+    ids = most_frequent(training.values(), size, vocab_size)
+    for name, stream in held_out.items():
+        share = 100 * coverage(stream, ids)
+        log.info("%d tokens are drafted: %.1f %% of what is held out of %s", size, share, name)
+    return ids
 
 
 def most_frequent(streams: Iterable[np.ndarray], size: int, vocab_size: int) -> Tensor:

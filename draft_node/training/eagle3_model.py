@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.training.block_model import Rotary, RotaryAngles, bias
+from draft_node.training.block_model import bias
 from draft_node.training.blocks import Blocks, BlockShape, gather_rows
-from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
+from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm
+from draft_node.training.rotary import Rotary, RotaryAngles, rotate
 from specserve.drafters.spec import Eagle3Spec
 from specserve.models.config import ModelSpec
 
@@ -122,7 +123,7 @@ class Eagle3Model(nn.Module):
         self.fc = nn.Linear(len(spec.feature_layers) * hidden, hidden, bias=False)
         self.layers = nn.ModuleList([_Layer(decoder)])
         self.norm = RMSNorm(hidden, decoder.rms_norm_eps)
-        self._rotary = RotaryAngles(decoder)
+        self._rotary = RotaryAngles(decoder.rope, decoder.head_dim)
 
     def shape(self, max_gap: int) -> BlockShape:
         """Of its chains, behind up to `max_gap` tokens without features; no slot is masked."""

@@ -1,19 +1,29 @@
 """Held-out loss in nats per token and bits per byte, and how much greedy text repeats itself."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+from draft_node.training.batches import tokens_of
 
 
 @torch.no_grad()
-def stream_loss(model: torch.nn.Module, stream: np.ndarray, length: int, rows: int = 8) -> float:
-    """Mean nats per token over consecutive windows of `length` tokens; float32 arithmetic.
+def stream_loss(
+    model: torch.nn.Module,
+    stream: np.ndarray,
+    length: int,
+    rows: int = 8,
+    columns: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """Mean nats a learned token over consecutive windows of `length` tokens; float32 arithmetic.
 
-    `model`: token ids [B, T] to logits [B, T, V].
+    `model`: token ids [B, T] to logits [B, T, DV]. `columns` finds tokens' places among these, -1
+    for those without one, which are left out; None: they are their ids.
     """
     device = next(model.parameters()).device
     total, count = 0.0, 0
@@ -21,9 +31,12 @@ def stream_loss(model: torch.nn.Module, stream: np.ndarray, length: int, rows: i
     for first in range(0, len(starts), rows):
         block = np.stack([stream[s : s + length + 1] for s in starts[first : first + rows]])
         ids = torch.from_numpy(block.astype(np.int64)).to(device)
-        logits = model(ids[:, :-1]).float()
-        total += F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").item()
-        count += ids[:, 1:].numel()
+        logits, labels = model(tokens_of(ids[:, :-1])).float(), ids[:, 1:].flatten()
+        found = labels if columns is None else columns(tokens_of(labels))
+        found = torch.where(labels < 0, -1, found)
+        nats = F.cross_entropy(logits.flatten(0, 1), found, reduction="sum", ignore_index=-1)
+        total += nats.item()
+        count += int((found >= 0).sum())
     return total / max(1, count)
 
 

@@ -16,6 +16,8 @@ EXAMPLES = """examples:
   specserve train lm --out drafters/lm --layers 3 --hidden 192
   specserve train lm --out drafters/told --init drafters/lm --distill 1 --minutes 5
   specserve train lm --out drafters/cut --cut 0 2 4 --intermediate 448 --distill 1
+  specserve train lm --target smollm2 --out drafters/small --data chats --cut 0 14 29 \\
+    --draft-vocab 8192 --distill 1 --device cuda
 """
 
 
@@ -23,18 +25,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `lm`."""
     parser.epilog = EXAMPLES
     add_run_options(parser)
-    for flag, default, what in (
+    # No defaults of shapes: with --init and --cut they are those of what is gone on from.
+    for flag, usual, what in (
         ("--layers", 2, "decoder layers"),
         ("--hidden", 128, "width"),
         ("--intermediate", 384, "width of the feed-forward blocks"),
         ("--heads", 4, "attention heads"),
         ("--kv-heads", 2, "key-value heads"),
         ("--head-dim", 32, "width of a head"),
-        ("--tokens-per-step", 8192, "tokens of one update"),
     ):
-        parser.add_argument(
-            flag, type=positive_int, default=default, help=f"{what} (default: {default})"
-        )
+        parser.add_argument(flag, type=positive_int, help=f"{what} (default: {usual})")
+    parser.add_argument("--tokens-per-step", type=positive_int, default=8192, help="default: 8192")
     parser.add_argument(
         "--distill", type=share, default=0.0, metavar="SHARE",
         help="share of the loss that is told by the target's distributions, 0..1 (default: 0); a "
@@ -42,13 +43,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "takes two or three times as long, which pays late rather than early",
     )  # fmt: skip
     start = parser.add_mutually_exclusive_group()
-    start.add_argument(
-        "--init", type=Path, metavar="DIR", help="model of the same shape to go on from"
-    )
+    start.add_argument("--init", type=Path, metavar="DIR", help="model to go on from, in its shape")
     start.add_argument(
         "--cut", type=int, nargs="+", metavar="LAYER",
         help="start as these layers of the target, their feed-forward blocks narrowed to "
-        "--intermediate; --layers, --hidden and the heads are then the target's",
+        "--intermediate (default: as wide as there); embedding and output head are the target's, "
+        "and are neither trained nor stored",
+    )  # fmt: skip
+    parser.add_argument(
+        "--own-embeddings", action="store_true",
+        help="with --cut: train and store an embedding and an output head, too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft-vocab", type=positive_int, metavar="N",
+        help="with the target's output head: draft the N tokens alone that are most frequent in "
+        "the text that is learned; a smaller head is read and trained faster (default: all tokens)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store-bits", type=int, choices=(8, 16), default=16,
+        help="bits of a stored weight; matrices of 8 have a scale for every 64 (default: 16)",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=positive_float, default=1.0, help="factor on learning rates (default: 1)"

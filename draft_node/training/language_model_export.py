@@ -4,7 +4,6 @@ import datetime
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_node.training.decoder import DecoderConfig
-from draft_node.training.export import hf_config, write_checksums
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.block_export import bits_of
+from draft_node.training.draft_vocabulary import tables
+from draft_node.training.export import copy_tokenizer, hf_config, write_checksums
+from draft_node.training.language_model_distilled import DistilledDecoder
+from specserve.drafters.dialects import OWN_KEY
 
 FIGURES = "held_out.json"
-# The tokenizer and where texts end: the target's.
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-           "chat_template.jinja", "generation_config.json")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,33 +33,42 @@ class ModelRecord:
 
 
 def write_language_model(
-    weights: Mapping[str, Tensor],
-    shape: DecoderConfig,
-    target: FrozenTarget,
+    model: DistilledDecoder,
+    tensors: dict[str, Tensor],
     record: ModelRecord,
     figures: Mapping[str, float],
     out: Path,
 ) -> None:
-    """Write the folder; `figures` are those of `DistilledDecoder.evaluate`. Checksums come last."""
+    """Write the folder of `stored` tensors; `figures` are those of `DistilledDecoder.evaluate`.
+
+    A part of a target has no tokenizer of its own. Checksums come last.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    for name in _COPIED:
-        if (target.folder / name).is_file():
-            shutil.copyfile(target.folder / name, out / name)
-    end_ids = target.spec.eos_token_ids
-    end_id = end_ids[0] if end_ids else 0
-    _write_json(out / "config.json", hf_config(shape, end_id, end_id))
+    if model.owns_embeddings:
+        copy_tokenizer(model.target.folder, out)
+    _write_json(out / "config.json", config_json(model))
     kept = {name: round(value, 4) for name, value in figures.items()}
     _write_json(out / FIGURES, {"held_out": kept})
-    num_params = sum(weight.numel() for weight in weights.values())
-    (out / "README.md").write_text(_card(shape, num_params, record, kept))
-    rounded = {
-        name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()
-    }
+    (out / "README.md").write_text(_card(model, bits_of(tensors), record, kept))
+    if model.vocabulary.ids is not None:
+        tensors = tensors | tables(model.vocabulary.ids, model.config.vocab_size)
     temporary = out / "model.safetensors.tmp"
-    save_file(rounded, temporary, metadata={"format": "pt"})
+    save_file(tensors, temporary, metadata={"format": "pt"})
     temporary.chmod(0o644)
     os.replace(temporary, out / "model.safetensors")
     write_checksums(out)
+
+
+def config_json(model: DistilledDecoder) -> dict[str, object]:
+    """Of a Qwen3 or a Llama, and under a key of ours what it leaves to its target."""
+    end_ids = model.target.spec.eos_token_ids
+    end_id = end_ids[0] if end_ids else 0
+    config = hf_config(model.config, end_id, end_id)
+    if model.owns_embeddings:
+        return config
+    ids = model.vocabulary.ids
+    size = {} if ids is None else {"draft_vocab_size": len(ids)}
+    return config | {OWN_KEY: {"target_embeddings": True} | size}
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
@@ -69,27 +76,36 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def _card(
-    shape: DecoderConfig, num_params: int, record: ModelRecord, figures: Mapping[str, float]
+    model: DistilledDecoder, bits: int, record: ModelRecord, figures: Mapping[str, float]
 ) -> str:
+    shape, ids = model.config, model.vocabulary.ids
+    alone = _COMPLETE if bits == 16 else _IN_BYTES
     rows = [f"| {name} | {value:.3f} |" for name, value in figures.items()]
+    drafted = "" if ids is None else f" It drafts {len(ids):,} of the tokens alone."
     return _CARD.format(
-        params=num_params / 1e6, layers=shape.num_hidden_layers, hidden=shape.hidden_size,
-        target=record.target, rows="\n".join(rows), steps=record.steps,
+        architecture="Qwen3" if shape.qk_norm else "Llama",
+        params=sum(weight.numel() for weight in model.parameters()) / 1e6, bits=bits,
+        layers=shape.num_hidden_layers, hidden=shape.hidden_size, target=record.target,
+        loading=(alone if model.owns_embeddings else _PART) + drafted,
+        rows="\n".join(rows), steps=record.steps,
         tokens=record.tokens / 1e6, minutes=record.active_minutes,
         machine=f"{platform.machine()}, torch {torch.__version__}",
         date=datetime.datetime.now(datetime.UTC).date(), command=record.command,
     )  # fmt: skip
 
 
+_COMPLETE = "Loads\nwith `transformers` as it stands."
+_IN_BYTES = "Its\nmatrices are bytes with scales, which `specserve` reads."
+_PART = "Its\nembedding and output head are the target's, beside which alone it loads."
 _CARD = """\
 # A standalone language model as a drafter
 
-A Qwen3-architecture model of {params:.2f}M parameters ({layers} layers, width {hidden}) with the
-vocabulary of the target `{target}`, whose distributions it was trained to have. Loads with
-`transformers` as it stands.
+A {architecture}-architecture model of {params:.2f}M parameters ({layers} layers, width {hidden})
+with the vocabulary of the target `{target}`, whose distributions it was trained to have. {loading}
 
-Held-out nats a token, and the mean overlap of its distribution with the target's at temperature 1
-(the share of drafted tokens that would stand), of the stored bfloat16 weights:
+Held-out nats a token, of those that it drafts, and the mean overlap of its distribution with the
+target's at temperature 1 (the share of drafted tokens that would stand), of the stored weights
+of {bits} bits:
 
 | held-out text | |
 | --- | --- |

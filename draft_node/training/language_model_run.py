@@ -2,28 +2,24 @@
 
 import argparse
 import logging
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from draft_node.training import text_source
+from draft_node.training import draft_vocabulary, text_source
 from draft_node.training.batches import BatchSource
-from draft_node.training.decoder import DecoderConfig
+from draft_node.training.block_export import as_read, stored
 from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget
-from draft_node.training.given_drafter import given_weights
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
+from draft_node.training.language_model_start import StartingPoint, starting_point
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import work_folder
 from draft_node.training.pruning import cut
 from draft_node.training.run_folder import claim, is_begun, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
-from draft_node.training.text_source import Streams, TextConfig
+from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
-from specserve.errors import InvalidField
 from specserve.processes.process import keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -37,21 +33,20 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     console = start_logging()
     if is_cpu(arguments.device):
         keep_freed_memory()
+    texts = TextConfig.of(arguments)
     with num_threads(arguments.threads):
         target = load_target(arguments)
+        start = starting_point(arguments, target)
         with claim(arguments) as folder:
-            model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
-            source = text_source.gather(
-                target,
-                TextConfig(
-                    work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
-                ),
+            source = text_source.gather(target, texts)
+            model = _model(start, target, arguments.distill, source)
+            batches = BatchSource(
+                source.training, arguments.seed, turns=source.turns, starts=source.starts
             )
-            batches = BatchSource(source.training, arguments.seed, turns=source.turns)
             config = trainer_config(arguments, target)
             initial = None
             if not is_begun(folder):
-                initial = initial_weights(arguments, model, source.training)
+                initial = initial_weights(arguments, start, model, source.training)
             trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
             if not run_until_stopped(trainer, schedule, console):
@@ -61,54 +56,36 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderConfig:
-    """The shape by the flags, with the target's vocabulary and positions.
-
-    A model cut out of the target has the target's widths, norms and rotary frequencies.
-    """
-    spec, usual = target.spec, DecoderConfig()
-    if arguments.cut is not None:
-        arguments.layers, arguments.hidden = len(arguments.cut), spec.hidden_size
-        arguments.heads, arguments.kv_heads = spec.num_heads, spec.num_kv_heads
-        arguments.head_dim = spec.head_dim
-    if arguments.heads % arguments.kv_heads:
-        raise InvalidField("--kv-heads", f"{arguments.heads} heads cannot share them evenly")
-    if arguments.head_dim % 2:
-        raise InvalidField("--head-dim", "has to be even: rotary positions turn pairs")
-    return DecoderConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        num_key_value_heads=arguments.kv_heads,
-        head_dim=arguments.head_dim,
-        intermediate_size=arguments.intermediate,
-        rope_theta=usual.rope_theta if arguments.cut is None else spec.rope.theta,
-        rms_norm_eps=usual.rms_norm_eps if arguments.cut is None else spec.rms_norm_eps,
-        max_position_embeddings=spec.max_position_embeddings,
-    )
+def _model(
+    start: StartingPoint, target: FrozenTarget, share: float, source: TextSource
+) -> DistilledDecoder:
+    """Without weights; the tokens that it drafts are those of --init, or chosen by the text."""
+    draft_ids, size = start.draft_ids, start.draft_vocab_size
+    if draft_ids is None and size is not None:
+        texts = (source.training, source.held_out)
+        draft_ids = draft_vocabulary.chosen(*texts, size, target.spec.vocab_size)
+    owns = start.owns_embeddings
+    return DistilledDecoder(start.shape, target, share, owns_embeddings=owns, draft_ids=draft_ids)
 
 
 def initial_weights(
-    arguments: argparse.Namespace, model: DistilledDecoder, training: Streams
+    arguments: argparse.Namespace,
+    start: StartingPoint,
+    model: DistilledDecoder,
+    training: Streams,
 ) -> dict[str, Tensor] | None:
-    """What --init or --cut says; None is a random start."""
-    if arguments.init is not None:
-        return load_initial(arguments.init, model)
+    """Those of --init, or what --cut makes; None is a random start."""
+    if start.weights is not None:
+        return start.weights
     if arguments.cut is None:
         return None
-    sample = text_source.sample_of(training, model.config.max_position_embeddings)
-    return cut(model.target, arguments.cut, model.config, sample)
-
-
-def load_initial(folder: Path, model: DistilledDecoder) -> dict[str, Tensor]:
-    """The weights of --init, float32; raises InvalidField if they are of another shape."""
-    weights = given_weights(folder, "--init")
-    if {n: w.shape for n, w in weights.items()} != {
-        n: w.shape for n, w in model.state_dict().items()
-    }:
-        raise InvalidField("--init", f"{folder}: not a model of the shape that the flags describe")
-    return weights
+    return cut(
+        model.target,
+        arguments.cut,
+        start.shape.intermediate_size,
+        text_source.sample_of(training, start.shape.max_position_embeddings),
+        with_embeddings=start.owns_embeddings,
+    )
 
 
 def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> TrainerConfig:
@@ -139,10 +116,11 @@ def _export(
     trainer: Trainer,
 ) -> None:
     """Measure the weights as they will be stored, then write the folder."""
-    weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    tensors = stored(model.state_dict(), arguments.store_bits)
+    model.load_state_dict(as_read(tensors))
     limit = trainer.config.evaluate_tokens
-    figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
+    with trainer.autocast():
+        figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
     progress = trainer.progress
     refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
     record = ModelRecord(
@@ -152,5 +130,5 @@ def _export(
         tokens=progress.tokens,
         active_minutes=progress.active_s / 60,
     )
-    write_language_model(weights, model.config, model.target, record, figures, arguments.out)
+    write_language_model(model, tensors, record, figures, arguments.out)
     log.info("exported step %d to %s", progress.step, arguments.out)

@@ -100,7 +100,8 @@ def _prompts(held_out: Mapping[str, np.ndarray], plan: FusionPlan) -> list[Promp
     """Pieces of the streams, evenly spread."""
     prompts: list[Prompt] = []
     each = max(1, plan.num_texts // len(held_out))
-    for domain, stream in held_out.items():
+    for domain, marked in held_out.items():
+        stream = np.where(marked < 0, ~marked, marked)  # whether they are learned or not
         starts = np.linspace(0, max(0, len(stream) - plan.prompt_len), each).astype(int)
         prompts += [Prompt(domain, tuple(stream[s : s + plan.prompt_len].tolist())) for s in starts]
     return prompts

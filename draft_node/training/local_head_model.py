@@ -2,6 +2,7 @@
 
 Parameter names equal those of published heads, so a state dict is a checkpoint. Trained on text
 alone: rows are cut into windows, each read from an empty state, as a block is (DeLS-Spec eq. 9).
+Blocks are drafted of answers: behind a token that is not learned, a window has no labels.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from draft_node.training.batches import tokens_of
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.drafters.spec import LocalHeadSpec
 
@@ -79,22 +81,27 @@ class LocalHeadModel(nn.Module):
 
         Windows tile a row from a random place on: every token stands in every slot once in a while.
         """
-        tokens = torch.cat([token_ids, labels[:, -1:]], dim=1)
-        size = min(self.window, tokens.shape[1])
-        first = int(torch.randint(min(size, tokens.shape[1] - size + 1), ()))
-        count = (tokens.shape[1] - first) // size
-        windows = tokens[:, first : first + count * size].reshape(-1, size)
-        losses = self._losses(windows)
+        # Of a row's first token nothing says whether it is learned: it is as the one behind it.
+        before = torch.where(labels[:, :1] < 0, ~token_ids[:, :1], token_ids[:, :1])
+        stream = torch.cat([before, labels], dim=1)
+        size = min(self.window, stream.shape[1])
+        first = int(torch.randint(min(size, stream.shape[1] - size + 1), ()))
+        count = (stream.shape[1] - first) // size
+        windows = stream[:, first : first + count * size].reshape(-1, size)
+        losses = _by_slot(*self._losses(windows))
         weights = torch.exp(-torch.arange(size - 1, device=losses.device) / DECAY)
-        return (losses.mean(dim=0) * weights).sum() / weights.sum()
+        return (losses * weights).sum() / weights.sum()
 
-    def _losses(self, windows: Tensor) -> Tensor:
-        """Nats of every predicted token: [N, S] -> [N, S - 1]."""
-        logits = self(windows[:, :-1]).float()
-        wanted = windows[:, 1:]
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(
-            wanted.shape
-        )
+    def _losses(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats of every predicted token, and whether it counts: [N, S] -> [N, S - 1] each.
+
+        Tokens that are not learned are complements; they count as little as what is behind them.
+        """
+        tokens = tokens_of(windows)
+        logits, wanted = self(tokens[:, :-1]).float(), tokens[:, 1:]
+        nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+        counts = (windows >= 0).long().cumprod(dim=1)[:, 1:]
+        return nats.view(wanted.shape), counts.bool()
 
     def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Mean nats per predicted token of each stream, all slots alike."""
@@ -102,25 +109,35 @@ class LocalHeadModel(nn.Module):
 
     @torch.no_grad()
     def slot_losses(self, stream: np.ndarray) -> Tensor:
-        """Mean nats of each slot but the first over a stream's windows: [S - 1] float32."""
+        """Mean nats of each slot but the first over a stream's windows: [S - 1] float32.
+
+        Of the tokens that are learned alone.
+        """
         size = min(self.window, len(stream))
         count = len(stream) // size
         windows = torch.from_numpy(stream[: count * size].astype(np.int64)).view(count, size)
         parts = windows.to(self._embedding.device).split(_EVALUATED_WINDOWS)
-        return torch.cat([self._losses(part) for part in parts]).mean(dim=0).cpu()
+        nats, counts = zip(*map(self._losses, parts), strict=True)
+        return _by_slot(torch.cat(nats), torch.cat(counts)).cpu()
+
+
+def _by_slot(nats: Tensor, counts: Tensor) -> Tensor:
+    """Means of each slot over the windows in which it counts, [N, S] each -> [S]; 0 without any."""
+    return (nats * counts).sum(dim=0) / counts.sum(dim=0).clamp(min=1)
 
 
 def unigram_counts(
     streams: Mapping[str, np.ndarray], turns: tuple[str, ...], vocab_size: int
 ) -> Tensor:
-    """How often each token occurs in text mixed as `turns` takes its rows: [V] int64.
+    """How often each token is learned in text mixed as `turns` takes its rows: [V] int64.
 
     Streams differ in length; what counts is the share of the rows that come from each.
     """
-    total = sum(len(stream) for stream in streams.values())
+    learned = {name: np.asarray(stream[stream >= 0]) for name, stream in streams.items()}
+    total = sum(len(stream) for stream in learned.values())
     counts = np.zeros(vocab_size)
-    for domain, stream in streams.items():
-        found = np.bincount(np.asarray(stream, dtype=np.int64), minlength=vocab_size)
+    for domain, stream in learned.items():
+        found = np.bincount(stream.astype(np.int64), minlength=vocab_size)
         counts += found / len(stream) * (turns.count(domain) / len(turns)) * total
     return torch.from_numpy(counts.round().astype(np.int64))
 

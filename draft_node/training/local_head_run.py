@@ -15,7 +15,6 @@ from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import work_folder
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -40,6 +39,7 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     console = start_logging()
     if is_cpu(arguments.device):
         keep_freed_memory()
+    texts = TextConfig.of(arguments)
     if arguments.window < 2:
         raise InvalidField("--window", "a block of one token leaves nothing to a local head")
     with num_threads(arguments.threads):
@@ -48,14 +48,11 @@ def train(arguments: argparse.Namespace, command: str) -> int:
         if arguments.fuse_with is not None:
             refuse_unless_dflash(arguments.fuse_with, target, "--fuse-with")
         with claim(arguments) as folder:
-            source = text_source.gather(
-                target,
-                TextConfig(
-                    work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
-                ),
-            )
+            source = text_source.gather(target, texts)
             model = LocalHeadModel(spec, target, arguments.window)
-            batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+            batches = BatchSource(
+                source.training, arguments.seed, turns=source.turns, starts=source.starts
+            )
             config = trainer_config(arguments, target)
             trainer = Trainer(model, batches, source.held_out, folder, config)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)

@@ -33,7 +33,7 @@ class OptimizerConfig:
     muon_lr: float | None = MUON_LR  # None: AdamW trains everything
     adam_lr: float = ADAM_LR
     weight_decay: float = WEIGHT_DECAY
-    tables: tuple[str, ...] = ("embed_tokens",)  # parts of their names; they are AdamW's
+    tables: tuple[str, ...] = ("embed_tokens", "lm_head")  # parts of their names; they are AdamW's
 
 
 class Optimizer:

@@ -50,6 +50,16 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
         help="share of the rows that the target writes itself, 0..1 (default: 0.5)",
     )  # fmt: skip
     parser.add_argument(
+        "--self-tokens", type=positive_int, default=600_000,
+        help="tokens that the target writes, once; rounded up to whole parts of each domain, which "
+        "have 65536 where the target takes 512 positions (default: 600000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="chats that `specserve train data` wrote, of which answers are learned; instead of "
+        "text and of what the target would write behind it",
+    )  # fmt: skip
+    parser.add_argument(
         "--work", type=Path, metavar="DIR",
         help="folder of streams and checkpoints (default: below ~/.cache/specserve)",
     )  # fmt: skip

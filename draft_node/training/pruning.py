@@ -7,67 +7,63 @@ to learn. Knows no training.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from draft_node.training.decoder import MLP, Decoder, DecoderConfig
+from draft_node.training.decoder import MLP, Decoder, DecoderConfig, FrozenEmbeddings
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.errors import InvalidField
-from specserve.models.config import RopeSpec
+from specserve.models.config import ModelSpec
 
 _RIDGE = 1e-2  # of the mean second moment of the activations
-_FIELDS = {
-    "--hidden": ("hidden_size", "hidden_size"),
-    "--heads": ("num_attention_heads", "num_heads"),
-    "--kv-heads": ("num_key_value_heads", "num_kv_heads"),
-    "--head-dim": ("head_dim", "head_dim"),
-}
+
+
+def cut_shape(target: ModelSpec, layers: Sequence[int], intermediate_size: int) -> DecoderConfig:
+    """Of a model of these layers of the target, whose feed-forward blocks have so many units.
+
+    Raises InvalidField where the target has no such layer, or not so many units.
+    """
+    if not 0 < intermediate_size <= target.intermediate_size:
+        problem = f"{intermediate_size}: the target has {target.intermediate_size} units"
+        raise InvalidField("--intermediate", problem)
+    for index in layers:
+        if not 0 <= index < target.num_real_layers:
+            raise InvalidField("--cut", f"the target has no layer {index}")
+    shape = DecoderConfig.of(target)
+    return replace(shape, num_hidden_layers=len(layers), intermediate_size=intermediate_size)
 
 
 @torch.no_grad()
 def cut(
-    target: FrozenTarget, layers: Sequence[int], config: DecoderConfig, token_ids: Tensor
+    target: FrozenTarget,
+    layers: Sequence[int],
+    intermediate_size: int,
+    token_ids: Tensor,
+    *,
+    with_embeddings: bool,
 ) -> dict[str, Tensor]:
-    """Weights of a `Decoder` of `config`, float32, that starts as `layers` of the target.
+    """Weights of a `Decoder` of `cut_shape`, float32, that starts as `layers` of the target.
 
-    `token_ids` [R, T] is the sample text. Raises InvalidField where shapes differ in more than the
-    width of the MLPs, or where there is no such layer.
+    `token_ids` [R, T] is the sample text. `with_embeddings`: the target's are among the weights.
     """
-    _check(target, layers, config)
-    whole = DecoderConfig(**{**vars(config), "intermediate_size": target.spec.intermediate_size})
-    model = Decoder(whole).to(target.device)
-    weights = {
-        "model.embed_tokens.weight": target.embedding,
-        "model.norm.weight": target.final_norm().to(target.device),
-    }
+    whole = cut_shape(target.spec, layers, target.spec.intermediate_size)
+    frozen = FrozenEmbeddings(target.embedding, target.lm_head)
+    model = Decoder(whole, frozen).to(target.device)
+    weights = {"model.norm.weight": target.final_norm().to(target.device)}
     for place, index in enumerate(layers):
         for name, tensor in target.layer_tensors(index).items():
             weights[f"model.layers.{place}.{name}"] = tensor.to(target.device)
     model.load_state_dict(weights)
     activations = _activations(model, token_ids.to(target.device))
     for place, found in enumerate(activations):
-        _thin(weights, f"model.layers.{place}.mlp.", found, config.intermediate_size)
+        _thin(weights, f"model.layers.{place}.mlp.", found, intermediate_size)
+    if with_embeddings:
+        weights["model.embed_tokens.weight"] = target.embedding
+        if not whole.tie_word_embeddings:
+            weights["lm_head.weight"] = target.lm_head
     return {name: weight.float().cpu() for name, weight in weights.items()}
-
-
-def _check(target: FrozenTarget, layers: Sequence[int], config: DecoderConfig) -> None:
-    spec = target.spec
-    for flag, (mine, others) in _FIELDS.items():
-        if getattr(config, mine) != getattr(spec, others):
-            raise InvalidField(flag, f"a model cut out of this target has {getattr(spec, others)}")
-    rope = RopeSpec(theta=config.rope_theta)
-    norms = spec.qk_norm and spec.rms_norm_eps == config.rms_norm_eps
-    if not (norms and spec.rope == rope and spec.tie_word_embeddings):
-        problem = "a target with other norms, rotary positions or an output head of its own"
-        raise InvalidField("--cut", f"{problem} cannot be cut; train a model from scratch")
-    if not 0 < config.intermediate_size <= spec.intermediate_size:
-        raise InvalidField("--intermediate", f"the target has {spec.intermediate_size} units")
-    if len(layers) != config.num_hidden_layers:
-        raise InvalidField("--cut", f"{len(layers)} layers are not {config.num_hidden_layers}")
-    for index in layers:
-        if not 0 <= index < spec.num_real_layers:
-            raise InvalidField("--cut", f"the target has no layer {index}")
 
 
 def _activations(model: Decoder, token_ids: Tensor) -> list[Tensor]:

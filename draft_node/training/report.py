@@ -16,6 +16,7 @@ from draft_node.training.batches import encode_stream
 from draft_node.training.checkpoint import Progress
 from draft_node.training.corpus import DOMAINS
 from draft_node.training.decoder import Decoder, DecoderConfig
+from specserve.models.config import read_spec
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,7 @@ class Loss:
 
 def load_decoder(folder: Path, device: str = "cpu") -> Decoder:
     """The exported weights (bfloat16 on disk) as a float32 decoder."""
-    config = json.loads((folder / "config.json").read_text())
-    fields = set(DecoderConfig.__dataclass_fields__)
-    model = Decoder(DecoderConfig(**{k: v for k, v in config.items() if k in fields}))
+    model = Decoder(DecoderConfig.of(read_spec(folder)))
     weights = load_file(folder / "model.safetensors")
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return model.to(device).eval()

@@ -5,6 +5,7 @@ held out. What the target writes from a domain's prompts is the domain "self-<na
 `specserve train data` wrote are the domain "chat", and then the only one.
 """
 
+import argparse
 import hashlib
 import logging
 from dataclasses import dataclass, field
@@ -21,17 +22,19 @@ from draft_node.training import dataset
 from draft_node.training.batches import encode_stream, tokens_of
 from draft_node.training.chats.store import MANIFEST, ChatStore, Exchange, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.options import work_folder
 from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
 from draft_node.training.tokenizer import END_OF_TEXT
-from specserve.errors import InvalidField
+from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_json
+from specserve.models.known_tokens import TOKENIZER_FILE
+from specserve.models.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 Streams = dict[str, np.ndarray]  # one per domain
 
 _CHAT = "chat"
-TOKENIZER_FILE = "tokenizer.json"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
 _SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain
@@ -50,6 +53,20 @@ class TextConfig:
     held_out_tokens: int = 16_384  # a domain
     seed: int = 0
     data: Path | None = None  # chats; nothing else is read then
+
+    @staticmethod
+    def of(arguments: argparse.Namespace) -> "TextConfig":
+        """What the flags of `options.add_run_options` say; raises InvalidField if they disagree."""
+        if arguments.data is not None and arguments.text is not None:
+            raise InvalidField("--text", "is not read beside --data; give one of them")
+        return TextConfig(
+            work=work_folder(arguments),
+            text=arguments.text,
+            self_share=arguments.self_text,
+            self_tokens=arguments.self_tokens,
+            seed=arguments.seed,
+            data=arguments.data,
+        )
 
 
 @dataclass(frozen=True)
@@ -183,11 +200,13 @@ def _corpus(tokenizer: Tokenizer, target: Path, work: Path) -> tuple[Streams, St
     return dataset.streams(work, "train"), dataset.streams(work, "held-out")
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise InvalidField("--target", f"{folder}: {TOKENIZER_FILE} is missing")
-    return Tokenizer.from_file(str(path))
+def _tokenizer(target: Path) -> Tokenizer:
+    if target.is_dir() and not (target / TOKENIZER_FILE).is_file():
+        raise InvalidField("--target", f"{target}: {TOKENIZER_FILE} is missing")
+    try:
+        return load_tokenizer(target)
+    except Unsupported as error:
+        raise InvalidField("--target", str(error)) from error
 
 
 def _separator(target: FrozenTarget, tokenizer: Tokenizer) -> str:

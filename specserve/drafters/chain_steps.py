@@ -44,7 +44,7 @@ class ChainSteps:
         )
 
     def _pass(self) -> Tensor:
-        """Logits [B, 1, V] of the next slot."""
+        """Logits [B, 1, DV] of the next slot."""
         slot = len(self._token_ids)
         previous = self._token_ids[-1][:, 0] if slot else self.batch.anchor_ids
         logits = self.model.lm_head(self.passes.run(previous)).float()[:, None]

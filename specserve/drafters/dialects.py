@@ -6,6 +6,7 @@ read wrongly still drafts, only badly, and nobody would notice.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from specserve.errors import Unsupported
 from specserve.models.config import (
     ARCHITECTURES,
     CONFIG_FILE,
+    ModelSpec,
     Positive,
     convert,
     decoder_spec,
@@ -30,6 +32,8 @@ from specserve.models.config import (
 
 Config = dict[str, Any]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
+
+OWN_KEY = "specserve"  # in the config.json of a language model that is a part of its target
 
 _READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
     "Qwen3DSparkModel": read_deepspec,
@@ -52,7 +56,7 @@ def read_draft_spec(folder: Path) -> DraftSpec:
 
     A GGUF file is a language model.
     """
-    return LanguageModelSpec(read_spec(folder)) if folder.is_file() else _read(folder)
+    return _complete(read_spec(folder)) if folder.is_file() else _read(folder)
 
 
 def _read(folder: Path) -> DraftSpec:
@@ -72,7 +76,7 @@ def _read(folder: Path) -> DraftSpec:
     if architecture == "LlamaForCausalLM" and "draft_vocab_size" in content:  # SafeAILab's
         return read_sglang_eagle3(content, path)
     if architecture in ARCHITECTURES:
-        return LanguageModelSpec(decoder_spec(content, path))
+        return _read_language_model(content, path)
     if architecture not in _READERS:
         known = ", ".join([*_READERS, *ARCHITECTURES, "speculators' dspark, dflash and eagle3"])
         raise Unsupported(f"{path}: architectures: {architecture!r} is not one of {known}")
@@ -86,6 +90,30 @@ def _architecture(content: Config, path: Path) -> str:
         return msgspec.convert(content.get("architectures"), list[str])[0]
     except (msgspec.ValidationError, IndexError):
         raise Unsupported(f"{path}: architectures: names no model") from None
+
+
+class _OursFile(msgspec.Struct):
+    """What a model that was cut out of its target leaves to it: under a key of ours."""
+
+    target_embeddings: bool = False
+    draft_vocab_size: Positive | None = None
+
+
+def _complete(decoder: ModelSpec) -> LanguageModelSpec:
+    return LanguageModelSpec(decoder, decoder.vocab_size)
+
+
+def _read_language_model(content: Config, path: Path) -> LanguageModelSpec:
+    decoder = decoder_spec(content, path)
+    ours = convert(path, content.get(OWN_KEY, {}), _OursFile)
+    size, field = ours.draft_vocab_size, f"{path}: {OWN_KEY}.draft_vocab_size"
+    if size is None:
+        return replace(_complete(decoder), embeddings_stored=not ours.target_embeddings)
+    if not ours.target_embeddings:
+        raise Unsupported(f"{field}: {size}: without target_embeddings")
+    if size > decoder.vocab_size:
+        raise Unsupported(f"{field}: {size} of {decoder.vocab_size} tokens")
+    return LanguageModelSpec(decoder, size, embeddings_stored=False)
 
 
 class _LocalHeadFile(msgspec.Struct):

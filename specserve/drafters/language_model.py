@@ -7,6 +7,7 @@ flight, draft behind any prefix of them, truncate what was rejected.
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from specserve.backends.base import Backend
 from specserve.drafters.chain_steps import ChainSteps
@@ -42,13 +43,16 @@ class LanguageModelDrafter:
         gamma: int,
         num_context_tokens: int,
         probs_confidence: ProbsConfidence | None = None,
+        target_ids: Tensor | None = None,
     ) -> None:
+        """`target_ids` [DV]: of the tokens that its output head knows; None: it knows them all."""
         self.name = "language model"
         self.gamma = gamma
         self.feature_size = 0
         self.features: FeatureSpec | None = None
         self.model = model
         self.probs_confidence = probs_confidence
+        self.target_ids = target_ids
         self._passes = backend.chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
         self._waiting = UncomputedTokens()
@@ -86,7 +90,7 @@ class LanguageModelDrafter:
         positions = torch.tensor(lengths, device=batch.anchor_ids.device)
         most = self.gamma if batch.most is None else min(batch.most, self.gamma)
         sampling = sampler.begin(
-            BlockLayout(positions + 1, most, self.model.config.vocab_size, target_ids=None)
+            BlockLayout(positions + 1, most, self.model.config.vocab_size, self.target_ids)
         )
         entering = self._waiting.all()
         self._passes.plan(batch.rows, lengths, most, entering)
@@ -95,4 +99,5 @@ class LanguageModelDrafter:
         drawn = steps.run(self._ending)
         self._waiting.computed()
         self._ending.timer.end()
-        return replace(drawn, token_s=self._ending.timer.further_s)
+        further_s = self._ending.timer.further_s
+        return replace(drawn, token_s=further_s, target_ids=self.target_ids)

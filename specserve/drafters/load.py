@@ -23,6 +23,10 @@ from specserve.drafters.eagle3_weights import (
     with_usual_layers,
 )
 from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.language_model_weights import (
+    check_language_model,
+    load_language_model,
+)
 from specserve.drafters.local_head import load_local_head
 from specserve.drafters.protocol import Drafter, FeatureSpec
 from specserve.drafters.serial_head import SerialHead
@@ -40,13 +44,10 @@ from specserve.drafters.weights import (
     DraftWeights,
     TargetWeights,
     draft_vocabulary,
-    refuse_non_finite,
 )
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
-from specserve.models.loader import load_with
 from specserve.models.model_files import refuse_pickles
-from specserve.models.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
@@ -120,7 +121,7 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
         _check_fits(folder, spec, target, options.max_positions)
     if isinstance(spec, LanguageModelSpec):
         _refuse_local_head(options)
-        return _language_model(folder, options)
+        return _language_model(folder, spec, target, options)
     for warning in spec.warnings:
         _LOG.warning(warning)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
@@ -153,7 +154,12 @@ def load_features(
     Refuses what `load_drafter` refuses.
     """
     spec = _read_bounded(folder)
-    if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
+    if isinstance(spec, LocalHeadSpec):
+        return None
+    if isinstance(spec, LanguageModelSpec):
+        _check_fits(folder, spec, target, max_positions=0)
+        with Checkpoint(folder) as checkpoint:
+            check_language_model(checkpoint, spec)
         return None
     if isinstance(spec, Eagle3Spec):
         spec = with_usual_layers(folder, spec, target.spec)
@@ -232,6 +238,9 @@ def _check_fits(
             f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}"
         )
     if isinstance(spec, LanguageModelSpec):
+        if not spec.embeddings_stored and ours.hidden_size != theirs.hidden_size:
+            problem = f"the target, whose embeddings it reads, has {theirs.hidden_size}"
+            raise Unsupported(f"{folder}: hidden_size: {ours.hidden_size}, {problem}")
         if ours.max_position_embeddings < max_positions:
             raise Unsupported(
                 f"{folder}: max_position_embeddings: {ours.max_position_embeddings}, "
@@ -287,20 +296,31 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
     )
 
 
-def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
+def _language_model(
+    folder: Path,
+    spec: LanguageModelSpec,
+    target: TargetWeights | None,
+    options: DrafterOptions,
+) -> LanguageModelDrafter:
     gamma = options.gamma or (DEFAULT_MOST_BLIND_GAMMA if options.chains_end else DEFAULT_GAMMA)
-    parts = options.backend.layer_parts(options.dtype, input_bits=options.bits)
-    # What a config claims beyond that would only be memory.
-    num_positions = options.max_positions + gamma
-    model = load_with(parts, folder, TensorParallel(), num_positions=num_positions)
-    with Checkpoint(folder) as checkpoint:
-        for name in checkpoint.names():
-            refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        check_language_model(checkpoint, spec)
+        weights = DraftWeights(
+            checkpoint,
+            dtype=options.dtype,
+            backend=options.backend,
+            target=target,
+            bits=options.bits,
+        )
+        # What a config claims beyond that would only be memory.
+        num_positions = options.max_positions + gamma
+        model, target_ids = load_language_model(weights, spec, num_positions)
     return LanguageModelDrafter(
         model,
         backend=options.backend,
         gamma=gamma,
         num_context_tokens=options.num_context_tokens,
+        target_ids=target_ids,
     )
 
 

@@ -117,9 +117,19 @@ class Eagle3Spec:
 
 @dataclass(frozen=True)
 class LanguageModelSpec:
-    """A complete model of the target's own architectures, used as a drafter."""
+    """A model of the target's own architectures, used as a drafter.
+
+    One that was cut out of its target may be without embedding and output head, which are the
+    target's, and may draft a part of the target's tokens alone.
+    """
 
     decoder: ModelSpec
+    draft_vocab_size: int
+    embeddings_stored: bool = True
+
+    @property
+    def reduces_vocab(self) -> bool:
+        return self.draft_vocab_size != self.decoder.vocab_size
 
 
 class LocalHeadKind(enum.Enum):

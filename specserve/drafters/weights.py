@@ -43,9 +43,12 @@ class TargetWeights:
 
     def read(self, name: str) -> Tensor:
         """`EMBEDDING` or `LM_HEAD` as stored; a tied head is the embedding."""
-        name = EMBEDDING if self.spec.tie_word_embeddings else name
         with Checkpoint(self.folder) as checkpoint:
-            return checkpoint.read(name)
+            return checkpoint.read(self.stored_name(name))
+
+    def stored_name(self, name: str) -> str:
+        """Of the tensor that `read` reads."""
+        return EMBEDDING if self.spec.tie_word_embeddings else name
 
 
 class DraftWeights:
@@ -67,6 +70,7 @@ class DraftWeights:
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
         self._parts = backend.layer_parts(dtype, input_bits=bits)
+        self._placed: dict[str, Tensor] = {}  # of the target's, which may be both at once
 
     def tensor(self, name: str) -> Tensor:
         """Raises `Unsupported` for one that holds NaN or infinity, which no draft survives."""
@@ -88,8 +92,7 @@ class DraftWeights:
 
     def target_lm_head(self) -> Tensor:
         """The target's output weights [V, H]."""
-        target = self.target
-        return self._required(None if target is None else self._place(target.read(LM_HEAD)))
+        return self._required(self._of_target(LM_HEAD))
 
     def gate(self, width: int) -> Gate:
         return self._parts.gate(width)
@@ -119,7 +122,7 @@ class DraftWeights:
         if target_ids is not None:
             rows = self.target_lm_head()[target_ids] if stored is None else stored
             return self._parts.linear([rows])
-        model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
+        model, theirs = self.target.model, self.target_lm_head()
         weight = theirs if stored is None else stored
         whole = model is not None and model.parallel.size == 1
         shareable = model is not None and whole and self._fits(model.embedding)
@@ -131,8 +134,15 @@ class DraftWeights:
     def _target_embedding(self, model: Transformer | None) -> Tensor:
         if model is not None and self._fits(model.embedding):
             return model.embedding
-        target = self.target
-        return self._required(None if target is None else self._place(target.read(EMBEDDING)))
+        return self._required(self._of_target(EMBEDDING))
+
+    def _of_target(self, name: str) -> Tensor | None:
+        if self.target is None:
+            return None
+        stored = self.target.stored_name(name)
+        if stored not in self._placed:
+            self._placed[stored] = self._place(self.target.read(name))
+        return self._placed[stored]
 
     def _required(self, tensor: Tensor | None, name: str = EMBEDDING) -> Tensor:
         if tensor is None:

@@ -78,12 +78,12 @@ def load_with(
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
         checkpoint.check(expected_tensors(spec), optional)
         if spec.tie_word_embeddings:
-            _refuse_another_head(checkpoint)
+            refuse_another_head(checkpoint)
         builder = _Builder(padded, checkpoint, parallel, parts)
         return builder.build(min(num_positions or own_len, own_len))
 
 
-def _refuse_another_head(checkpoint: Checkpoint) -> None:
+def refuse_another_head(checkpoint: Checkpoint) -> None:
     """A tied model may store its head as well, but not a different one: either may be meant."""
     if "lm_head.weight" not in checkpoint:
         return

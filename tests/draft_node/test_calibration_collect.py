@@ -21,7 +21,14 @@ from specserve.drafters.weights import TargetWeights
 from specserve.errors import Exhausted, InvalidField, Unsupported
 from specserve.sampling.verification.method import VerificationMethod
 from tests.golden_case import Session
-from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, options, write_drafter
+from tests.specserve.drafters.checkpoints import (
+    DFLASH,
+    DSPARK,
+    EAGLE3,
+    options,
+    write_drafter,
+    write_part,
+)
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 PROMPTS = [Prompt("a", (5, 9, 33, 2)), Prompt("b", (8,) * 7), Prompt("a", (40, 41, 42, 43, 44))]
@@ -115,11 +122,13 @@ class Spy:
         return drafted
 
 
-@pytest.mark.parametrize("config", [DSPARK, DFLASH, EAGLE3])
+@pytest.mark.parametrize("config", [DSPARK, DFLASH, EAGLE3, None])
 def test_chances_are_those_of_the_targets_distributions_along_the_drafted_path(
     running, config, tmp_path
 ):
-    spy = Spy(load_drafter(write_drafter(tmp_path / "draft", config), running, options()))
+    folder = tmp_path / "draft"
+    folder = write_part(folder) if config is None else write_drafter(folder, config)
+    spy = Spy(load_drafter(folder, running, options()))
     recorder = None
     if config is not DSPARK:
         recorder = FeatureRecorder()

@@ -41,6 +41,7 @@ from tests.specserve.drafters.checkpoints import (
     options,
     write_drafter,
     write_head,
+    write_part,
     write_target,
 )
 from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
@@ -97,6 +98,11 @@ def _language_model(models: Models, folder: Path) -> Drafter:
     )
 
 
+def _part_of_the_target(models: Models, folder: Path) -> Drafter:
+    write_part(folder, max_position_embeddings=MAX_LEN)
+    return load_drafter(folder, models.target, _CHAIN)
+
+
 def _target_itself(models: Models, folder: Path) -> Drafter:
     return load_drafter(models.target.folder, models.target, _CHAIN)
 
@@ -113,6 +119,7 @@ DRAFTERS: dict[str, Callable[[Models, Path], Drafter]] = {
     "eagle3 of SGLang": _block(SGLANG_EAGLE3),
     "eagle3 of speculators": _block(SPECULATORS_EAGLE3),
     "language model": _language_model,
+    "a part of the target": _part_of_the_target,
     "the target itself": _target_itself,
     "ngram": lambda models, folder: NgramDrafter(gamma=5, shortest=1),
 }

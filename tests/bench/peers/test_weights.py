@@ -95,7 +95,7 @@ def test_a_form_is_made_once_and_anew_for_another_file(model, tmp_path):
 def test_what_was_stopped_half_way_is_made_again(model, tmp_path, monkeypatch):
     weights = Weights(model, tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr("bench.peers.weights.load_tokenizer", _interrupt)
+        patched.setattr("bench.peers.weights.copy_tokenizer", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             weights.folder()
     folder = weights.folder()
@@ -116,5 +116,5 @@ def test_rotary_scaling_that_the_folder_would_lose_is_refused(tmp_path):
         Weights(path, tmp_path / "cache").folder()
 
 
-def _interrupt(path):
+def _interrupt(*_):
     raise KeyboardInterrupt

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from draft_node.prespeculation.draft_batches import MAX_BRANCHES
+from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import DraftBatch
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_sampler import Coupled, Sampled
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of, language_model
+from tests.specserve.drafters.checkpoints import options, write_part
 
 SEED, EPOCH, ROUND = 41, 5, 9
 SAMPLES, SEEDS = [3, 0, 7, 3], [SEED, SEED, SEED, SEED + 1]  # three of a request, one of another
@@ -58,8 +60,10 @@ def coupled(seed, sample_index):
     return Coupled(torch.tensor([1.0]), torch.tensor([seed]), torch.tensor([sample_index]))
 
 
-@pytest.fixture(params=["dspark", "language model"])
-def holding_drafter(request, target, dspark_drafter):
+@pytest.fixture(params=["dspark", "language model", "a part of the target"])
+def holding_drafter(request, target, dspark_drafter, tmp_path):
+    if request.param == "a part of the target":
+        return load_drafter(write_part(tmp_path), target, options(gamma=4))
     return dspark_drafter if request.param == "dspark" else language_model(target)
 
 

@@ -12,12 +12,20 @@ from draft_node.training.block_drafters import add_options
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import BlockObjective, ObjectiveConfig
 from draft_node.training.block_start import starting_point
+from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
-from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
 
 VOCAB = 280
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+# Of every architecture, with every kind of frequencies, with and without a head of its own.
+TARGETS = {
+    "qwen3": {"config": QWEN3},
+    "llama3": {"config": LLAMA},
+    "yarn": {"config": LLAMA, "rope_scaling": YARN, "tie_word_embeddings": True},
+}
 TEXT = ["def some(text):\n    return to(train, on)\n", "and more of it, abcdefgh" * 3] * 40
 
 
@@ -59,6 +67,18 @@ def make_objective(
             drawn = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
             parameter.add_(drawn * (0.2 if "norm" in name else 1.0))
     return objective
+
+
+QUESTION = 270  # the token that questions of `write_chats` are made of
+
+
+def write_chats(folder: Path, num_chats: int = 240) -> Path:
+    """Chats with answers of a few tokens that follow each other by a pattern."""
+    answer = patterned_stream(24).tolist()
+    chats = [Exchange(n, 0.0, [QUESTION] * 8, answer) for n in range(num_chats)]
+    folder.mkdir()
+    ChatStore(folder).add(num_chats, chats, VOCAB)
+    return folder
 
 
 def random_tokens(*shape: int, seed: int = 3) -> torch.Tensor:

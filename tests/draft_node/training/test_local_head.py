@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from draft_node.training import text_source
 from draft_node.training.__main__ import main
@@ -23,6 +24,7 @@ from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.load import load_drafter
 from specserve.drafters.local_head import (
+    UNIGRAM_COUNTS,
     GruHead,
     LocalHeadOptions,
     LocalMarkovHead,
@@ -32,7 +34,14 @@ from specserve.drafters.local_head import (
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.drafters.weights import TargetWeights
 from tests.backends.chosen import BACKEND
-from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
+from tests.draft_node.training.drafters import (
+    QUESTION,
+    TEXT,
+    VOCAB,
+    patterned_stream,
+    write_chats,
+    write_target,
+)
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, options, write_drafter
 
 KINDS = {
@@ -116,6 +125,23 @@ def test_the_loss_is_that_of_windows_weighted_by_slot(target):
     torch.testing.assert_close(loss, (nats * weights).sum() / weights.sum())
 
 
+def test_a_window_has_labels_up_to_the_first_token_that_is_not_learned(target):
+    model = make_model(target)
+    tokens = torch.randint(8, VOCAB, (3, 6))
+    marked = tokens.clone()
+    marked[0, :2] = ~marked[0, :2]  # nobody drafts behind a question
+    marked[1, 4:] = ~marked[1, 4:]
+    with torch.no_grad():
+        loss = model.loss(tokens[:, :-1], marked[:, 1:])
+        nats = -model(tokens[:, :-1]).log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    slots = [nats[1:, 0], nats[1:, 1], nats[1:, 2], nats[2:, 3], nats[2:, 4]]
+    means = torch.stack([slot.mean() for slot in slots])
+    weights = torch.tensor([np.exp(-k / DECAY) for k in range(5)], dtype=torch.float32)
+    torch.testing.assert_close(loss, (means * weights).sum() / weights.sum())
+    torch.testing.assert_close(model.slot_losses(marked.numpy().flatten()), means)
+    assert model.loss(tokens[:, :-1], ~tokens[:, 1:]).detach() == 0
+
+
 def test_windows_begin_everywhere(target, monkeypatch):
     model = make_model(target)
     firsts = set()
@@ -170,6 +196,8 @@ def test_the_prior_counts_text_as_it_is_mixed():
     assert counts.tolist() == [0, 50, 44, 6, 0]
     assert counts.dtype == torch.int64
     assert unigram_counts(streams, ("a",), 5).tolist() == [0, 100, 0, 0, 0]
+    marked = {"chat": np.array([~4, ~4, 1, 2, 2])}
+    assert unigram_counts(marked, ("chat",), 5).tolist() == [0, 1, 2, 0, 0]
 
 
 def test_the_search_takes_the_best_pair_and_knows_what_is_had_without():
@@ -265,6 +293,18 @@ def test_a_run_ends_in_a_folder_that_is_added_to_a_dflash(target, train, tmp_pat
         "alpha 0.3 and beta 0.3 (the paper's values)"
         in (tmp_path / "head" / "README.md").read_text()
     )
+
+
+@pytest.mark.slow
+def test_a_head_learns_the_answers_of_chats(target, train, tmp_path):
+    chats = write_chats(tmp_path / "chats")
+    assert train("--data", str(chats)) == 2  # beside --text
+    words = ["--target", target.folder, "--data", chats, "--work", tmp_path / "work"]
+    words += ["--out", tmp_path / "head", "--steps", "2", "--tokens-per-step", "512"]
+    assert main(["local-head", *map(str, words), "--head", "markov"]) == 0
+    counts = load_file(tmp_path / "head" / "model.safetensors")[UNIGRAM_COUNTS]
+    assert counts[QUESTION] == 0
+    assert counts.sum() > 1000
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ CASES = [
         "lm",
         language_model,
         "--steps 3 --cut 0 2 4 --intermediate 64 --hidden 32 --heads 2 --kv-heads 1 --head-dim 16 "
-        "--layers 3 --tokens-per-step 512 --distill 0.123456789",
+        "--layers 3 --tokens-per-step 512 --distill 0.123456789 --own-embeddings --draft-vocab 99 "
+        "--data chats --store-bits 8",
     ),
 ]
 

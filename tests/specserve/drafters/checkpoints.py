@@ -168,13 +168,27 @@ def write_drafter(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
     spec = read_draft_spec(folder)
     tensors = random_weights(shapes_of(spec))
     if isinstance(spec, BlockSpec | Eagle3Spec) and spec.reduces_vocab:
-        ids = torch.randperm(spec.decoder.vocab_size, generator=torch.Generator().manual_seed(1))
-        ids = ids[: spec.draft_vocab_size].sort().values
-        tensors["d2t"] = ids - torch.arange(len(ids))
-        tensors["t2d"] = torch.zeros(spec.decoder.vocab_size, dtype=torch.bool)
-        tensors["t2d"][ids] = True
+        tensors |= _tables(spec.draft_vocab_size, spec.decoder.vocab_size)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def write_part(folder: Path, num_drafted: int = 40, **changes: Any) -> Path:
+    """A language model without embedding and head, which drafts so many of the target's tokens."""
+    ours = {"target_embeddings": True, "draft_vocab_size": num_drafted}
+    write_checkpoint(folder, QWEN3, specserve=ours, num_hidden_layers=1, **changes)
+    tables = _tables(num_drafted, QWEN3["vocab_size"])
+    change_tensors(folder, **{"model.embed_tokens.weight": None}, **tables)
+    return folder
+
+
+def _tables(num_drafted: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Of random tokens."""
+    ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(1))
+    ids = ids[:num_drafted].sort().values
+    listed = torch.zeros(vocab_size, dtype=torch.bool)
+    listed[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": listed}
 
 
 def write_head(folder, shapes, **changes):
