@@ -83,9 +83,13 @@ class FrozenTarget:
     def probs(self, hidden: Tensor) -> Tensor:
         """The target's distributions [..., V] float32 at final hidden states [..., H]."""
         with torch.autocast(self.device.type, enabled=False):
+            if self.lm_head.dtype == hidden.dtype:
+                return F.linear(hidden, self.lm_head).float().softmax(-1)
+            # A CPU's head of 16 bits, whose kernel has inputs and sums of 32: a logit of 20 would
+            # be off by .06 otherwise.
             logits = self.model.logits(hidden.reshape(-1, hidden.shape[-1]))
             assert logits is not None, "a single rank has the logits"
-            return logits.float().softmax(-1).view(*hidden.shape[:-1], -1)
+            return logits.softmax(-1).view(*hidden.shape[:-1], -1)
 
     def layer_tensors(self, index: int) -> dict[str, Tensor]:
         """The weights of layer `index`, by their names within a layer, float32."""
