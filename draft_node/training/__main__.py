@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_options(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
+    arguments.words = words  # for other processes that do the same
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid, signal.SIGTERM)
     try:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_node.training import eagle3_start
 from draft_node.training.draft_vocabulary import refuse_size
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.mask_token import mask_token
 from draft_node.training.rotary import refuse_untold
@@ -27,7 +27,7 @@ from specserve.models.config import ModelSpec
 
 
 def starting_point(
-    arguments: argparse.Namespace, target: FrozenTarget
+    arguments: argparse.Namespace, target: TargetFiles
 ) -> tuple[BlockSpec | Eagle3Spec, dict[str, Tensor] | None]:
     """What is to be trained, and the weights of --init."""
     refuse_untold(target.spec.rope)
@@ -61,7 +61,7 @@ def _deepened(
     return replace(spec, decoder=replace(spec.decoder, num_real_layers=num_layers)), weights
 
 
-def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> BlockSpec:
+def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> BlockSpec:
     """A drafter with the target's own width; raises InvalidField for what cannot be."""
     num_layers = target.spec.num_real_layers
     layers = arguments.feature_layers or default_feature_layers(num_layers)

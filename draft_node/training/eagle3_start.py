@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
 from specserve.drafters.spec import DEEPSPEC, Eagle3Spec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD
@@ -15,7 +15,7 @@ NUM_FEATURES = 5  # the format has no other number
 
 
 def starting_point(
-    arguments: argparse.Namespace, target: FrozenTarget
+    arguments: argparse.Namespace, target: TargetFiles
 ) -> tuple[Eagle3Spec, dict[str, Tensor] | None]:
     """What is to be trained, and the weights of --init."""
     if arguments.init is None:
@@ -37,7 +37,7 @@ def starting_point(
     return spec, {n: w for n, w in weights.items() if n not in (EMBEDDING, LM_HEAD)}
 
 
-def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> Eagle3Spec:
+def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> Eagle3Spec:
     """One layer of the target's own shape; raises InvalidField for what cannot be."""
     num_layers = target.spec.num_real_layers
     layers = arguments.feature_layers or default_feature_layers(num_layers)

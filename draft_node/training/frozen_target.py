@@ -43,12 +43,19 @@ class DenseAttention:
         return x.view(self._num_rows, -1, *x.shape[1:]).transpose(1, 2)
 
 
-class FrozenTarget:
+class TargetFiles:
+    """What is known of a target before its weights are read. Raises Unsupported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spec = folder, read_spec(folder)
+
+
+class FrozenTarget(TargetFiles):
     """The target in `folder`, with all that its drafters read of it."""
 
     def __init__(self, folder: Path, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
         """`dtype` of its products; None: its own, and float32 on a CPU."""
-        self.folder, self.spec = folder, read_spec(folder)
+        super().__init__(folder)
         self.device = torch.device(device)
         # Not float16, whose range features and gradients leave.
         own = torch.bfloat16 if self.spec.dtype == "float16" else _DTYPES[self.spec.dtype]

@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.frozen_target import TargetFiles
 from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.load import load_features
@@ -19,7 +19,7 @@ from specserve.models.scaled_bytes import unpacked
 WEIGHTS_FILE = "model.safetensors"
 
 
-def given_spec(folder: Path, target: FrozenTarget, flag: str) -> DraftSpec:
+def given_spec(folder: Path, target: TargetFiles, flag: str) -> DraftSpec:
     """What the drafter is; of one that reads features, all tensors are there and fit the target."""
     try:
         spec = read_draft_spec(folder)
@@ -41,7 +41,7 @@ def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
     return {name: weight.float() for name, weight in unpacked(weights).items()}
 
 
-def refuse_unless_dflash(folder: Path, target: FrozenTarget, flag: str) -> None:
+def refuse_unless_dflash(folder: Path, target: TargetFiles, flag: str) -> None:
     """Raise InvalidField unless a local head of the target's vocabulary can be added to it."""
     spec = given_spec(folder, target, flag)
     if not isinstance(spec, BlockSpec) or spec.markov is not None or spec.confidence is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_node.training import draft_vocabulary
 from draft_node.training.decoder import DecoderConfig
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.pruning import cut_shape
 from draft_node.training.rotary import refuse_untold
@@ -40,7 +40,7 @@ class StartingPoint:
     draft_ids: Tensor | None = None  # of --init
 
 
-def starting_point(arguments: argparse.Namespace, target: FrozenTarget) -> StartingPoint:
+def starting_point(arguments: argparse.Namespace, target: TargetFiles) -> StartingPoint:
     """What the flags ask for; raises InvalidField naming the one that cannot be."""
     draft_vocabulary.refuse_size(arguments.draft_vocab, target.spec.vocab_size)
     if arguments.init is not None:
@@ -65,7 +65,7 @@ def starting_point(arguments: argparse.Namespace, target: FrozenTarget) -> Start
     return start
 
 
-def _from_scratch(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderConfig:
+def _from_scratch(arguments: argparse.Namespace, target: TargetFiles) -> DecoderConfig:
     """As the flags say, with the target's vocabulary and positions."""
     shape = DecoderConfig(
         vocab_size=target.spec.vocab_size,
@@ -85,7 +85,7 @@ def _from_scratch(arguments: argparse.Namespace, target: FrozenTarget) -> Decode
     return shape
 
 
-def _given(arguments: argparse.Namespace, target: FrozenTarget) -> StartingPoint:
+def _given(arguments: argparse.Namespace, target: TargetFiles) -> StartingPoint:
     """The model of --init."""
     folder: Path = arguments.init
     spec = given_spec(folder, target, "--init")

@@ -21,7 +21,8 @@ T = TypeVar("T", int, float)
 
 _MOST_SEED = 2**32 - 1  # a step draws from 2**32 * seed + step, which has 64 bits
 # Not what a run is, or written in a way of its own: how long, and the folder.
-_NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid")
+_NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid",
+                   "processes", "rank", "meeting", "words")  # fmt: skip
 
 
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
@@ -71,6 +72,12 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     parser.add_argument(
         "--threads", type=positive_int, default=os.cpu_count() or 1, help="CPU threads"
     )
+    parser.add_argument(
+        "--processes", type=positive_int, default=1, metavar="N",
+        help="processes that share every step, on GPUs one each (default: 1)",
+    )  # fmt: skip
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--restart", action="store_true",
         help="forget the run that was begun into --out, finished or not, instead of resuming it",

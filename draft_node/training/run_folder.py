@@ -12,8 +12,9 @@ import torch
 
 from draft_node.training import checkpoint, run_settings
 from draft_node.training.device import fast_bfloat16, is_cpu
-from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.frozen_target import FrozenTarget, TargetFiles
 from draft_node.training.options import work_folder
+from draft_node.training.ranks import Ranks
 from specserve.errors import InvalidField, Unsupported
 from specserve.processes.run_dir import make_output_folder
 
@@ -27,13 +28,22 @@ def _fast(device: str) -> torch.dtype | None:
     return torch.bfloat16 if is_cpu(device) and fast_bfloat16(device) else None
 
 
-def load_target(arguments: argparse.Namespace) -> FrozenTarget:
-    """The target of --target on --device; raises InvalidField naming the flag."""
+def read_target(arguments: argparse.Namespace) -> TargetFiles:
+    """What is known of --target before its weights are read; raises InvalidField for it and for
+    --device."""
     try:
         torch.empty(0, device=arguments.device)
     except (RuntimeError, AssertionError) as error:
         problem = str(error).partition("\n")[0]
         raise InvalidField("--device", f"{arguments.device}: {problem}") from error
+    try:
+        return TargetFiles(arguments.target)
+    except Unsupported as error:
+        raise InvalidField("--target", str(error)) from error
+
+
+def load_target(arguments: argparse.Namespace) -> FrozenTarget:
+    """The target of --target on --device; raises InvalidField naming the flag."""
     try:
         return FrozenTarget(arguments.target, arguments.device, _fast(arguments.device))
     except Unsupported as error:
@@ -41,19 +51,22 @@ def load_target(arguments: argparse.Namespace) -> FrozenTarget:
 
 
 @contextmanager
-def claim(arguments: argparse.Namespace) -> Generator[Path]:
+def claim(arguments: argparse.Namespace, ranks: Ranks | None = None) -> Generator[Path]:
     """The run's folder, one for every --out, which is made too; nobody else's until the end.
+
+    Of several processes (`ranks`) the first one has it, and the others may use it.
 
     Raises InvalidField if nothing can be written to --out or --work, while another run has the
     folder, and if the folder holds the checkpoint of another run, unless --restart; Unsupported if
     it cannot be told whose it is.
     """
+    if ranks is not None and not ranks.is_first:
+        ranks.wait()
+        yield run_folder(arguments)
+        return
     # Now: hours of training are a bad time to find out.
     make_output_folder(arguments.out, "--out")
-    # Folders of two runs may have the same name.
-    place = hashlib.sha256(str(arguments.out.resolve()).encode()).hexdigest()[:8]
-    name = f"{arguments.kind}-{arguments.out.name}-{place}"
-    folder = work_folder(arguments) / "runs" / name
+    folder = run_folder(arguments)
     make_output_folder(folder, "--work")
     with locked(folder, "--out", arguments.out):
         settings = run_settings.settings_of(arguments)
@@ -62,7 +75,16 @@ def claim(arguments: argparse.Namespace) -> Generator[Path]:
         if is_begun(folder):
             run_settings.refuse_changes(folder, settings, arguments.out)
         run_settings.store(folder, settings)
+        if ranks is not None:
+            ranks.wait()
         yield folder
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    """Of --out; those of two runs may have the same name."""
+    place = hashlib.sha256(str(arguments.out.resolve()).encode()).hexdigest()[:8]
+    name = f"{arguments.kind}-{arguments.out.name}-{place}"
+    return work_folder(arguments) / "runs" / name
 
 
 def is_begun(folder: Path) -> bool:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_node.training import block_run, text_source
+from draft_node.training import run as training_run
+from draft_node.training import text_source
 from draft_node.training.__main__ import main
 from draft_node.training.block_start import default_feature_layers
 from draft_node.training.checkpoint import load
@@ -105,7 +106,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
     def through(run):
         return lambda trainer, schedule, console: run(trainer, schedule, lambda *_: None)
 
-    monkeypatch.setattr(block_run, "run_until_stopped", through(stop_soon))
+    monkeypatch.setattr(training_run, "run_until_stopped", through(stop_soon))
     assert train("dspark", "--rank", "8") == 130
     (saved,) = (tmp_path / "work" / "runs").glob("dspark-out-*/checkpoint.safetensors")
     assert load(saved)[2].step == 0
@@ -113,7 +114,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
 
     assert train("dspark", "--rank", "4") == 2
     assert "specserve: --rank:" in capsys.readouterr().err
-    monkeypatch.setattr(block_run, "run_until_stopped", through(note))
+    monkeypatch.setattr(training_run, "run_until_stopped", through(note))
     assert train("dspark", "--rank", "8") == 0
     assert train("dspark", "--rank", "8") == 0
     assert train("dspark", "--rank", "4", "--restart") == 0

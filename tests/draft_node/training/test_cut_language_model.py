@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_node.training import language_model_run
+from draft_node.training import run as training_run
 from draft_node.training.__main__ import main
 from draft_node.training.block_export import as_read, stored
 from draft_node.training.device import compiled_loss
@@ -260,7 +260,7 @@ def test_a_run_on_chats_ends_in_a_drafter_and_another_goes_on_from_it(
         begun["model"] = trainer.model
         return False
 
-    monkeypatch.setattr(language_model_run, "run_until_stopped", note)
+    monkeypatch.setattr(training_run, "run_until_stopped", note)
     init = ("--init", str(folder))
     assert train(*init, out="more") == 130
     assert torch.equal(begun["model"].vocabulary.ids, drafter.target_ids)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training import language_model_run, report, text_source
+from draft_node.training import run as training_run
 from draft_node.training.__main__ import main
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
@@ -160,7 +161,7 @@ def test_a_run_can_go_on_from_a_model_of_the_same_shape(train, tmp_path, monkeyp
         begun.update({name: w.clone() for name, w in trainer.model.state_dict().items()})
         return False
 
-    monkeypatch.setattr(language_model_run, "run_until_stopped", note)
+    monkeypatch.setattr(training_run, "run_until_stopped", note)
     init = ("--init", str(tmp_path / "plain"), "--distill", "1", "--restart")
     assert train(*init) == 130
     stored = load_file(tmp_path / "plain" / "model.safetensors")
@@ -186,7 +187,7 @@ def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, cap
         begun.update(trainer.model.state_dict())
         return False
 
-    monkeypatch.setattr(language_model_run, "run_until_stopped", note)
+    monkeypatch.setattr(training_run, "run_until_stopped", note)
     assert train("--cut", "0", "2", "--restart") == 130
     assert "model.embed_tokens.weight" not in begun
     for place, layer in enumerate((0, 2)):
@@ -201,7 +202,7 @@ def test_a_resumed_run_does_not_cut_its_target_again(train, monkeypatch):
         trainer.stop = True
         return trainer.run(schedule, lambda *_: None)
 
-    monkeypatch.setattr(language_model_run, "run_until_stopped", stop_at_once)
+    monkeypatch.setattr(training_run, "run_until_stopped", stop_at_once)
     assert train("--cut", "0") == 130
     monkeypatch.setattr(language_model_run, "cut", lambda *_: pytest.fail("cut again"))
     assert train("--cut", "0") == 130
@@ -225,7 +226,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         trainer.stop = len(steps) == 1
         return trainer.run(schedule, lambda *_: None)
 
-    monkeypatch.setattr(language_model_run, "run_until_stopped", stop_soon)
+    monkeypatch.setattr(training_run, "run_until_stopped", stop_soon)
     assert train() == 130
     assert not (tmp_path / "lm" / "model.safetensors").exists()
     assert train("--distill", "0.5") == 2

@@ -336,7 +336,8 @@ def test_a_head_can_borrow_the_targets_output_weights(target, train, tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypatch, capsys):
-    from draft_node.training import local_head_run
+
+    from draft_node.training import run as training_run
 
     steps = []
 
@@ -345,7 +346,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         trainer.stop = len(steps) == 1
         return trainer.run(schedule, lambda *_: None)
 
-    monkeypatch.setattr(local_head_run, "run_until_stopped", stop_soon)
+    monkeypatch.setattr(training_run, "run_until_stopped", stop_soon)
     assert train() == 130
     assert not (tmp_path / "head" / "model.safetensors").exists()
     assert train("--window", "8") == 2

@@ -1,0 +1,116 @@
+"""One training run of any kind, from command line to exported folder.
+
+What is asked for is checked before weights are read, the run's folder is claimed before text is
+gathered, and everything that a kind does itself is in its `Job`. Over several processes the first
+one alone gathers, says, saves and exports.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from draft_node.training import text_source
+from draft_node.training.batches import BatchSource
+from draft_node.training.companions import companions_of
+from draft_node.training.device import is_cpu
+from draft_node.training.frozen_target import FrozenTarget, TargetFiles
+from draft_node.training.ranks import Ranks
+from draft_node.training.run_folder import claim, is_begun, load_target, read_target
+from draft_node.training.running import run_until_stopped, start_logging
+from draft_node.training.schedule import Schedule
+from draft_node.training.text_source import TextConfig, TextSource
+from draft_node.training.trainable import Trainable
+from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.processes.process import keep_freed_memory
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 130
+
+
+class Job(Protocol):
+    """What one kind does in a run. Made of flags that are right; calls come in this order."""
+
+    warmup_s: float
+
+    def model(self, target: FrozenTarget, source: TextSource) -> Trainable:
+        """What is trained, without weights."""
+        ...
+
+    def initial(self, source: TextSource) -> dict[str, Tensor] | None:
+        """The weights that a new run begins with; None: the model's own start."""
+        ...
+
+    def config(self) -> TrainerConfig:
+        """How it is trained, for the process that trains alone."""
+        ...
+
+    def export(self, trainer: Trainer, source: TextSource, command: str) -> None:
+        """Measure the weights as they will be stored, then write --out."""
+        ...
+
+
+def train(
+    arguments: argparse.Namespace,
+    command: str,
+    job_of: Callable[[argparse.Namespace, TargetFiles], Job],
+) -> int:
+    """0 when --out is written, 130 when a signal came first. `command` gives this run.
+
+    `job_of` raises InvalidField naming the flag that is wrong.
+    """
+    console = start_logging()
+    if is_cpu(arguments.device):
+        keep_freed_memory()
+    texts = TextConfig.of(arguments)
+    job = job_of(arguments, read_target(arguments))
+    with num_threads(_threads(arguments)), companions_of(arguments) as ranks:
+        target = load_target(arguments)
+        with claim(arguments, ranks) as folder:
+            source = _gathered(target, texts, ranks)
+            trainer = _trainer(arguments, job, target, source, folder, ranks)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, job.warmup_s)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            if ranks.is_first:
+                job.export(trainer, source, command)
+                log.info("exported step %d to %s", trainer.progress.step, arguments.out)
+            ranks.wait()
+    return 0
+
+
+def _threads(arguments: argparse.Namespace) -> int:
+    """Of one process: they share the cores."""
+    return max(1, arguments.threads // arguments.processes)
+
+
+def _gathered(target: FrozenTarget, texts: TextConfig, ranks: Ranks) -> TextSource:
+    """The others read what the first one has made."""
+    if ranks.is_first:
+        source = text_source.gather(target, texts)
+        ranks.wait()
+        return source
+    ranks.wait()
+    return text_source.gather(target, texts)
+
+
+def _trainer(
+    arguments: argparse.Namespace,
+    job: Job,
+    target: FrozenTarget,
+    source: TextSource,
+    folder: Path,
+    ranks: Ranks,
+) -> Trainer:
+    model = job.model(target, source)
+    batches = BatchSource(source.training, arguments.seed, turns=source.turns, starts=source.starts)
+    initial = None if is_begun(folder) else job.initial(source)
+    ranks.wait()  # or one of them would find a checkpoint that another has just begun
+    config = replace(job.config(), ranks=ranks)
+    return Trainer(model, batches, source.held_out, folder, config, initial=initial)
