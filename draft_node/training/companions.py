@@ -30,8 +30,8 @@ def companions_of(arguments: argparse.Namespace) -> Generator[Ranks]:
     if count == 1:
         yield Ranks()
         return
-    if arguments.rank is not None:
-        yield from _met(arguments, arguments.rank, arguments.meeting)
+    if arguments.process is not None:
+        yield from _met(arguments, arguments.process, arguments.meeting)
         return
     refuse_crowd(arguments)
     with tempfile.TemporaryDirectory(prefix="specserve-train-") as folder:
@@ -61,7 +61,7 @@ def _met(arguments: argparse.Namespace, rank: int, folder: Path) -> Generator[Ra
 
 
 def _start(arguments: argparse.Namespace, rank: int, folder: str) -> subprocess.Popen[bytes]:
-    words = [*arguments.words, "--rank", str(rank), "--meeting", folder]
+    words = [*arguments.words, "--process", str(rank), "--meeting", folder]
     command = [sys.executable, "-P", "-m", MODULE, arguments.kind, *words]
     parent = ["--parent-pid", str(os.getpid())]
     # A session of its own: Ctrl-C reaches the first one, which tells the others.

@@ -22,7 +22,7 @@ T = TypeVar("T", int, float)
 _MOST_SEED = 2**32 - 1  # a step draws from 2**32 * seed + step, which has 64 bits
 # Not what a run is, or written in a way of its own: how long, and the folder.
 _NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid",
-                   "processes", "rank", "meeting", "words")  # fmt: skip
+                   "processes", "process", "meeting", "words")  # fmt: skip
 
 
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
@@ -52,8 +52,8 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     )  # fmt: skip
     parser.add_argument(
         "--self-tokens", type=positive_int, default=600_000,
-        help="tokens that the target writes, once; rounded up to whole parts of each domain, which "
-        "have 65536 where the target takes 512 positions (default: 600000)",
+        help="tokens that the target writes, once, and no more than are read; of each domain "
+        "rounded up to rows of 512, and beyond 65536 to as many (default: 600000)",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
@@ -76,7 +76,7 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
         "--processes", type=positive_int, default=1, metavar="N",
         help="processes that share every step, on GPUs one each (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--restart", action="store_true",

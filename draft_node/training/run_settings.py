@@ -16,7 +16,7 @@ FILE_NAME = "settings.json"
 # training. Weights, and not paths, are what has to be the same of a target and of --init.
 _MAY_CHANGE = (
     "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
-    "restart", "parent_pid", "fuse_with", "processes", "rank", "meeting", "words",
+    "restart", "parent_pid", "fuse_with", "processes", "process", "meeting", "words",
 )  # fmt: skip
 _TEXT = "text_digest"
 

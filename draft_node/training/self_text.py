@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +119,15 @@ def write_part(target: FrozenTarget, stream: np.ndarray, config: SelfTextConfig)
 class Pool:
     """The parts that one target wrote, in a folder named for its weights."""
 
-    def __init__(self, target: FrozenTarget, work: Path, config: SelfTextConfig) -> None:
+    def __init__(
+        self, target: FrozenTarget, work: Path, config: SelfTextConfig, most: int | None = None
+    ) -> None:
+        """Parts have no more rows than `most` tokens of one stream want."""
+        length = min(config.length, target.spec.max_position_embeddings)
+        if most is not None:
+            config = replace(config, rows=min(config.rows, -(-most // length)))
         self._target, self._config = target, config
         self.folder = work / "self-text" / weights_digest(target.folder)[:12]
-        self.part_len = config.rows * min(config.length, target.spec.max_position_embeddings)
 
     def stream(self, name: str, prompts: np.ndarray, num_tokens: int) -> np.ndarray:
         """At least num_tokens tokens, in whole parts, of text that began with `prompts`' own."""

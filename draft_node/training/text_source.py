@@ -63,10 +63,17 @@ class TextConfig:
             work=work_folder(arguments),
             text=arguments.text,
             self_share=arguments.self_text,
-            self_tokens=arguments.self_tokens,
+            self_tokens=min(arguments.self_tokens, _most_read(arguments)),
             seed=arguments.seed,
             data=arguments.data,
         )
+
+
+def _most_read(arguments: argparse.Namespace) -> int:
+    """Tokens of the target's writing that a run of so many steps reads at most."""
+    if arguments.steps is None:
+        return arguments.self_tokens
+    return max(1, round(arguments.steps * arguments.tokens_per_step * arguments.self_text))
 
 
 @dataclass(frozen=True)
@@ -96,13 +103,8 @@ def _gathered(target: FrozenTarget, config: TextConfig) -> TextSource:
         training, held_out = own_text(config.text, tokenizer, _separator(target, tokenizer))
     if not config.self_share:
         return TextSource(training, held_out, tuple(training))
-    pool = Pool(target, config.work, SelfTextConfig(seed=config.seed))
-    num_parts = -(-config.self_tokens // (len(training) * pool.part_len))  # of each domain
-    share = num_parts * pool.part_len
-    log.info(
-        "self text: %d tokens in whole parts of %d, %d asked for",
-        share * len(training), pool.part_len, config.self_tokens,
-    )  # fmt: skip
+    share = -(-config.self_tokens // len(training))  # tokens of each domain
+    pool = Pool(target, config.work, SelfTextConfig(seed=config.seed), most=share)
     # The target writes behind prompts out of the text: behind other text it is other writing.
     mark = "" if config.text is None else f"-{text_digest(config.text)[:8]}"
     written = {f"self-{n}": pool.stream(f"train-{n}{mark}", s, share) for n, s in training.items()}

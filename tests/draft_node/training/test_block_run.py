@@ -122,6 +122,36 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
     assert steps[1] >= 1
 
 
+@pytest.mark.slow
+def test_two_processes_write_one_drafter(folder, train, tmp_path):
+    flags = ("--rank", "8", "--self-text", "0", "--steps", "6")
+    assert train("dspark", *flags, "--processes", "2") == 0
+    drafter = loaded(folder, tmp_path / "out")
+    assert drafter.gamma == 3
+    held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
+    assert held_out["training"]["steps"] == 6
+    assert held_out["training"]["tokens"] == 6 * 512
+    assert "--processes" not in held_out["training"]["command"]  # it is the same run
+    # It is resumed by one alone, too, and has nothing left to do.
+    assert train("dspark", *flags) == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--mask-token-id", "999"), ("--feature-layers", "9"), ("--draft-vocab", "999"),
+        ("--init", "/proc"), ("--anchors", "9999"), ("--processes", "3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_a_weight_is_read(flags, train, monkeypatch, capsys):
+    def load(*_: object) -> None:
+        pytest.fail("the target was loaded")
+
+    monkeypatch.setattr(training_run, "load_target", load)
+    assert train("dspark", *flags) == 2
+    assert f"specserve: {flags[0]}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [

@@ -75,3 +75,11 @@ def test_text_belongs_to_the_weights_that_wrote_it(target, tmp_path):
     other = FrozenTarget(write_target(tmp_path / "other", hidden_size=64))
     folders = {Pool(t, tmp_path, SMALL).folder for t in (target, other)}
     assert len(folders) == 2
+
+
+def test_who_wants_little_gets_little(target, tmp_path):
+    """Rows of one length, as many as are wanted; a pool for more has parts of its own."""
+    prompts = np.arange(8, 200, dtype=np.uint16)
+    for most, num_rows in ((1, 1), (20, 1), (21, 2), (1000, 3)):
+        pool = Pool(target, tmp_path, SMALL, most=most)
+        assert len(pool.stream("some", prompts, min(most, 60))) == num_rows * 20

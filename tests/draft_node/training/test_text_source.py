@@ -13,7 +13,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.self_text import SelfTextConfig, weights_digest
 from draft_node.training.text_source import TextConfig, gather, take_turns
 from specserve.errors import InvalidField
-from tests.draft_node.training.drafters import VOCAB, patterned_stream, write_target
+from tests.draft_node.training.drafters import VOCAB, arguments, patterned_stream, write_target
 
 TEXT = "some text to train on, and more of it; " * 200
 
@@ -45,7 +45,7 @@ def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch, 
     config = TextConfig(tmp_path, tmp_path / "a.txt", 0.25, self_tokens=300, held_out_tokens=300)
     with caplog.at_level("INFO"):
         source = gather(target, config)
-    assert "self text: 320 tokens in whole parts of 160, 300 asked for" in caplog.messages
+    assert sum("4x40-0" in line for line in caplog.messages if "train-" in line) == 2
     assert set(source.training) == set(source.held_out) == {"text", "self-text"}
     assert len(source.training["self-text"]) == 320
     batches = BatchSource(source.training, 0, window=16, turns=source.turns)
@@ -72,16 +72,17 @@ def test_the_help_tells_the_tokens_of_a_part():
     parser.set_defaults(kind="dspark")
     add_options(parser)
     whole = SelfTextConfig()
-    assert f"have {whole.rows * whole.length} where" in " ".join(parser.format_help().split())
+    said = f"rounded up to rows of {whole.length}, and beyond {whole.rows * whole.length} to"
+    assert said in " ".join(parser.format_help().split())
 
 
-def test_every_domain_gets_a_part_of_the_fewest_tokens(target, tmp_path, monkeypatch):
+def test_every_domain_gets_a_row_of_the_fewest_tokens(target, tmp_path, monkeypatch):
     small = SelfTextConfig(rows=2, length=20, shortest_prompt=2, longest_prompt=8)
     monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)
     streams = {"code": patterned_stream(300), "prose": patterned_stream(300)}
     monkeypatch.setattr(text_source, "_corpus", lambda *_: (streams, streams))
     source = gather(target, TextConfig(tmp_path, self_tokens=1, held_out_tokens=1))
-    assert len(source.training["self-code"]) == len(source.training["self-prose"]) == 40
+    assert len(source.training["self-code"]) == len(source.training["self-prose"]) == 20
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.7, 1.0])
@@ -120,3 +121,14 @@ def test_streams_are_wide_enough_for_the_vocabulary(target):
     tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
     stream = encode_stream(tokenizer, ["<69999>"], "<|endoftext|>")
     assert stream.tolist() == [VOCAB + 69_999, 0]
+
+
+def test_the_target_writes_no_more_than_a_run_of_so_many_steps_reads(tmp_path):
+    def wanted(*flags: str) -> int:
+        return TextConfig.of(arguments("dspark", *flags)).self_tokens
+
+    assert wanted("--steps", "3") == 3 * 2048 // 2
+    assert wanted("--steps", "3", "--self-text", "1", "--tokens-per-step", "512") == 3 * 512
+    assert wanted("--steps", "100000") == wanted("--minutes", "5") == 600_000
+    assert wanted("--steps", "100000", "--self-tokens", "5000") == 5000
+    assert wanted("--steps", "3", "--self-text", "0") == 1
