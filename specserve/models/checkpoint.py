@@ -140,6 +140,8 @@ class Checkpoint:
 
     def _join_scales(self) -> None:
         for name in list(scaled_names(self._tensors)):
+            if name not in self._tensors:  # it was taken for the scales of another
+                raise Unsupported(f"{self.folder}: tensor {name}: scales that have scales")
             file, stored_name = self._tensors[name]
             if self._tensors.pop(name + SCALE) != (file, stored_name + SCALE):
                 raise Unsupported(f"{self.folder}: tensor {name}: its scales are in another file")

@@ -17,13 +17,14 @@ SCALE = "_scale"  # behind the name of what it scales
 DTYPE, SCALE_DTYPE = "I8", "F16"  # as safetensors calls them
 GROUP = 64
 _LARGEST = 127
+_SMALLEST_SCALE = 2.0**-24  # of float16, subnormal ones included
 
 
 def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Bytes [out, in] and scales [out, groups] of a matrix, to the nearest."""
     groups = _in_groups(weight.float())
     scales = (groups.abs().amax(-1) / _LARGEST).half()
-    steps = groups / scales.float().clamp(min=torch.finfo(torch.half).tiny)[..., None]
+    steps = groups / scales.float().clamp(min=_SMALLEST_SCALE)[..., None]
     rounded = steps.round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
     return rounded.flatten(1)[:, : weight.shape[1]].contiguous(), scales
 
