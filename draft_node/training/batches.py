@@ -73,6 +73,11 @@ class BatchSource:
             raise ValueError(f"no run of {num_tokens} tokens is at the rows {dict(cursors)}")
         self.cursors = dict(cursors)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that every stream holds, its last label besides."""
+        return min(len(stream) for stream in self.streams.values()) - 1
+
     def epochs(self, domain: str) -> float:
         """How often the stream has been seen."""
         return self.cursors[domain] / self._num_windows(domain)

@@ -2,6 +2,7 @@
 
 import argparse
 from itertools import product
+from pathlib import Path
 
 from torch import Tensor
 
@@ -52,12 +53,12 @@ class BlockJob:
         tables = None if self._initial is None else draft_vocabulary.from_tables(self._initial)
         self._draft_ids = tables
 
-    def model(self, target: FrozenTarget, source: TextSource) -> BlockObjective:
+    def model(self, target: FrozenTarget, source: TextSource, folder: Path) -> BlockObjective:
         arguments, spec = self._arguments, self._spec
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
         drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
         sample = text_source.sample_of(source.training, self._longest)
-        return BlockObjective(drafter, target, config, sample, self._drafted(source))
+        return BlockObjective(drafter, target, config, sample, self._drafted(source, folder))
 
     def initial(self, source: TextSource) -> dict[str, Tensor] | None:
         if self._initial is None:
@@ -104,14 +105,14 @@ class BlockJob:
         )
         write_drafter(tensors, drafter.spec, record, figures, arguments.out)
 
-    def _drafted(self, source: TextSource) -> Tensor | None:
+    def _drafted(self, source: TextSource, folder: Path) -> Tensor | None:
         """The tokens that are drafted, as --init has them or by the text; None for all of them."""
         spec = self._spec
         if self._draft_ids is not None or not spec.reduces_vocab:
             return self._draft_ids
-        return draft_vocabulary.chosen(
-            source.training, source.held_out, spec.draft_vocab_size, spec.decoder.vocab_size
-        )
+        texts = (source.training, source.held_out)
+        sizes = (spec.draft_vocab_size, spec.decoder.vocab_size)
+        return draft_vocabulary.of_run(folder, lambda: draft_vocabulary.chosen(*texts, *sizes))
 
 
 def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:

@@ -6,17 +6,23 @@ bounded: a token that is never drafted is never accepted. What is verified stays
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draft_node.training.checkpoint import unusable
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.run_folder import is_begun
 from specserve.drafters.weights import IN_DRAFT, OFFSETS
 from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)
+
+FILE_NAME = "draft_vocabulary.npy"  # beside a run's checkpoint
 
 
 class DraftVocabulary:
@@ -51,6 +57,25 @@ def refuse_size(size: int | None, vocab_size: int) -> None:
     """Raise InvalidField unless so many tokens, or all of them (None), can be drafted."""
     if size is not None and size > vocab_size:
         raise InvalidField("--draft-vocab", f"{size}: the target has {vocab_size} tokens")
+
+
+def of_run(folder: Path, choose: Callable[[], Tensor]) -> Tensor:
+    """The tokens that the run in `folder` was begun with: int64 [DV]. A new one chooses.
+
+    Its weights are theirs, column by column, and text may have grown since. Raises Unsupported if
+    they cannot be read.
+    """
+    path = folder / FILE_NAME
+    if is_begun(folder) and path.exists():
+        try:
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            raise unusable(path, f"cannot be read ({error})") from error
+    ids = choose()
+    temporary = path.with_suffix(f".{os.getpid()}.npy")  # every process of a run writes the same
+    np.save(temporary, ids.numpy())
+    os.replace(temporary, path)
+    return ids
 
 
 def chosen(

@@ -1,6 +1,7 @@
 """One training run of a standalone language model, from command line to exported folder."""
 
 import argparse
+from pathlib import Path
 
 from torch import Tensor
 
@@ -33,13 +34,16 @@ class LanguageModelJob:
         self._start = starting_point(arguments, target)
         self._model: DistilledDecoder | None = None
 
-    def model(self, target: FrozenTarget, source: TextSource) -> DistilledDecoder:
+    def model(self, target: FrozenTarget, source: TextSource, folder: Path) -> DistilledDecoder:
         """The tokens that it drafts are those of --init, or chosen by the text."""
         start = self._start
         draft_ids, size = start.draft_ids, start.draft_vocab_size
         if draft_ids is None and size is not None:
             texts = (source.training, source.held_out)
-            draft_ids = draft_vocabulary.chosen(*texts, size, target.spec.vocab_size)
+            sizes = (size, target.spec.vocab_size)
+            draft_ids = draft_vocabulary.of_run(
+                folder, lambda: draft_vocabulary.chosen(*texts, *sizes)
+            )
         self._model = DistilledDecoder(
             start.shape,
             target,

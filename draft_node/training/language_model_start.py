@@ -43,6 +43,7 @@ class StartingPoint:
 def starting_point(arguments: argparse.Namespace, target: TargetFiles) -> StartingPoint:
     """What the flags ask for; raises InvalidField naming the one that cannot be."""
     draft_vocabulary.refuse_size(arguments.draft_vocab, target.spec.vocab_size)
+    size = _part(arguments, target)
     if arguments.init is not None:
         start = _given(arguments, target)
         owner = str(arguments.init)
@@ -50,10 +51,10 @@ def starting_point(arguments: argparse.Namespace, target: TargetFiles) -> Starti
         refuse_untold(target.spec.rope)
         width = arguments.intermediate or target.spec.intermediate_size
         shape = cut_shape(target.spec, arguments.cut, width)
-        start = StartingPoint(shape, arguments.own_embeddings, arguments.draft_vocab)
+        start = StartingPoint(shape, arguments.own_embeddings, size)
         owner = "what --cut names"
     else:
-        start = StartingPoint(_from_scratch(arguments, target), True, arguments.draft_vocab)
+        start = StartingPoint(_from_scratch(arguments, target), True, size)
         owner = ""
     if start.owns_embeddings and start.draft_vocab_size is not None:
         problem = "a part of the target's own output head: --cut without --own-embeddings has that"
@@ -63,6 +64,12 @@ def starting_point(arguments: argparse.Namespace, target: TargetFiles) -> Starti
         if asked not in (None, held):
             raise InvalidField(f"--{name.replace('_', '-')}", f"{asked}: {owner} has {held}")
     return start
+
+
+def _part(arguments: argparse.Namespace, target: TargetFiles) -> int | None:
+    """--draft-vocab; None of all tokens, too, which are no part and have no tables."""
+    size: int | None = arguments.draft_vocab
+    return None if size == target.spec.vocab_size else size
 
 
 def _from_scratch(arguments: argparse.Namespace, target: TargetFiles) -> DecoderConfig:
@@ -105,4 +112,6 @@ def _given(arguments: argparse.Namespace, target: TargetFiles) -> StartingPoint:
     if None not in (asked, size) and asked != size:
         raise InvalidField("--draft-vocab", f"{asked}: {folder} was made with {size}")
     shape = DecoderConfig.of(spec.decoder)
-    return StartingPoint(shape, spec.embeddings_stored, size or asked, weights, draft_ids)
+    return StartingPoint(
+        shape, spec.embeddings_stored, size or _part(arguments, target), weights, draft_ids
+    )

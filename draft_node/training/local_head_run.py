@@ -3,6 +3,7 @@
 import argparse
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ class LocalHeadJob:
         if arguments.fuse_with is not None:
             refuse_unless_dflash(arguments.fuse_with, target, "--fuse-with")
 
-    def model(self, target: FrozenTarget, source: TextSource) -> LocalHeadModel:
+    def model(self, target: FrozenTarget, source: TextSource, folder: Path) -> LocalHeadModel:
         return LocalHeadModel(self._spec, target, self._arguments.window)
 
     def initial(self, source: TextSource) -> dict[str, Tensor] | None:

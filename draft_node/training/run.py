@@ -38,8 +38,8 @@ class Job(Protocol):
 
     warmup_s: float
 
-    def model(self, target: FrozenTarget, source: TextSource) -> Trainable:
-        """What is trained, without weights."""
+    def model(self, target: FrozenTarget, source: TextSource, folder: Path) -> Trainable:
+        """What is trained, without weights; `folder` is the run's."""
         ...
 
     def initial(self, source: TextSource) -> dict[str, Tensor] | None:
@@ -108,7 +108,7 @@ def _trainer(
     folder: Path,
     ranks: Ranks,
 ) -> Trainer:
-    model = job.model(target, source)
+    model = job.model(target, source, folder)
     batches = BatchSource(source.training, arguments.seed, turns=source.turns, starts=source.starts)
     initial = None if is_begun(folder) else job.initial(source)
     ranks.wait()  # or one of them would find a checkpoint that another has just begun

@@ -136,14 +136,15 @@ class Trainer:
 
     def _length(self, schedule: Schedule) -> int:
         """Row length of the next step: mostly short; long rows late, half of them in the decay."""
-        step, long = self.progress.step, self.config.long_lengths
+        step, longest = self.progress.step, self.batches.longest
+        long = [length for length in self.config.long_lengths if length <= longest]
         elapsed = self.elapsed(schedule)
         decaying = schedule.decay_progress(elapsed) > 0
         late = elapsed >= LONG_FROM * schedule.total
         every = 2 if decaying else LONG_EVERY
         if long and late and step % every == 0:
             return long[step // every % len(long)]
-        return self.config.length
+        return min(self.config.length, longest)
 
     def _micro_batches(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
         least = max(len(self.batches.streams), self.ranks.count)

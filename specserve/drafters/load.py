@@ -160,6 +160,8 @@ def load_features(
         _check_fits(folder, spec, target, max_positions=0)
         with Checkpoint(folder) as checkpoint:
             check_language_model(checkpoint, spec)
+            weights = DraftWeights(checkpoint, dtype=dtype, backend=backend, target=target)
+            draft_vocabulary(weights, spec.decoder.vocab_size)
         return None
     if isinstance(spec, Eagle3Spec):
         spec = with_usual_layers(folder, spec, target.spec)
@@ -167,6 +169,7 @@ def load_features(
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         weights = DraftWeights(checkpoint, dtype=dtype, backend=backend, target=target)
         spec = _checked(weights, spec)
+        draft_vocabulary(weights, spec.decoder.vocab_size)
         if isinstance(spec, Eagle3Spec):
             return FeatureSpec(spec.feature_layers, eagle3_projector(weights, spec))
         projector = load_projector(weights, spec.decoder.rms_norm_eps)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from draft_node.training import run as training_run
 from draft_node.training.__main__ import main
 from draft_node.training.block_export import as_read, stored
+from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.device import compiled_loss
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.language_model_distilled import DistilledDecoder
@@ -276,6 +277,32 @@ def test_a_run_on_chats_ends_in_a_drafter_and_another_goes_on_from_it(
     ):
         assert train(*init, *flags, out="other") == 2
         assert capsys.readouterr().err == f"specserve: {problem}\n"
+
+
+def test_a_resumed_run_drafts_the_tokens_that_it_was_begun_with(train, tmp_path, monkeypatch):
+    begun = []
+
+    def note(trainer: Trainer, *_: object) -> bool:
+        begun.append(trainer.model.vocabulary.ids)
+        trainer.save()
+        return False
+
+    monkeypatch.setattr(training_run, "run_until_stopped", note)
+    flags = ("--cut", "0", "--draft-vocab", "30")
+    assert train(*flags) == 130
+    more = [Exchange(n, 0.0, [9], list(range(100, 140))) for n in range(240, 480)]
+    ChatStore(tmp_path / "chats").add(480, more, VOCAB)
+    assert train(*flags) == 130
+    assert torch.equal(begun[0], begun[1])
+    assert train(*flags, "--restart") == 130
+    assert not torch.equal(begun[0], begun[2])
+
+
+def test_all_tokens_are_no_part_and_have_no_tables(train, monkeypatch):
+    begun = []
+    monkeypatch.setattr(training_run, "run_until_stopped", lambda *found: begun.append(found))
+    assert train("--cut", "0", "--draft-vocab", str(VOCAB)) == 130
+    assert begun[0][0].model.vocabulary.ids is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.draft_node.training.drafters import (
     write_target,
 )
 from tests.draft_node.training.test_block_model import RECORD
-from tests.specserve.drafters.checkpoints import options
+from tests.specserve.drafters.checkpoints import change_tensors, options
 
 KINDS = {"dspark": ("dspark",), "dflash": ("dflash",), "eagle3": ("eagle3",)}
 IDS = torch.arange(3, 103) * 2  # a hundred even ones
@@ -128,6 +128,14 @@ def test_a_drafter_is_trained_on_with_the_tokens_that_it_has(target, tmp_path):
     BlockModel(spec).load_state_dict(weights)
     with pytest.raises(InvalidField, match=r"--draft-vocab: 50: .* was made with 100"):
         starting_point(arguments("dspark", "--init", str(tmp_path), "--draft-vocab", "50"), target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_whose_tables_name_no_tokens_is_not_gone_on_from(kind, target, tmp_path):
+    export(cut(target, kind), tmp_path)
+    change_tensors(tmp_path, d2t=torch.full((100,), VOCAB))
+    with pytest.raises(InvalidField, match=r"--init: .* d2t: not offsets to distinct target ids"):
+        starting_point(arguments(kind, "--init", str(tmp_path)), target)
 
 
 @pytest.mark.parametrize("kind", KINDS)

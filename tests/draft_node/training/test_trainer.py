@@ -94,6 +94,17 @@ def test_long_rows_come_late(tiny, tmp_path) -> None:
     assert set(lengths) == {16, 32, 64}
 
 
+def test_rows_are_no_longer_than_the_shortest_stream(tiny, tmp_path) -> None:
+    run = make_trainer(tiny, tmp_path, long_lengths=(32, 704))
+    lengths = set()
+    for run.progress.step in range(30):
+        lengths.add(run._length(SCHEDULE))
+        run._active.add(1.0)
+    assert lengths == {16, 32}
+    ids, _ = run.batches.next(2, run.batches.longest)
+    assert ids.shape == (2, 699)
+
+
 def test_checkpoint_survives_a_crash_while_writing(tiny, tmp_path, monkeypatch) -> None:
     path = tmp_path / checkpoint.FILE_NAME
     checkpoint.save(path, {"w": torch.ones(2)}, {}, Progress(step=3, cursors={"code": 5}))
