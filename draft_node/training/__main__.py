@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     arguments.words = words  # for other processes that do the same
     if arguments.parent_pid is not None:
-        die_with_parent(arguments.parent_pid, signal.SIGTERM)
+        # A training's other processes have nothing to save, and may wait where no handler runs.
+        is_companion = getattr(arguments, "process", None) is not None
+        die_with_parent(arguments.parent_pid, signal.SIGKILL if is_companion else signal.SIGTERM)
     try:
         return module.run(arguments)
     except SpecserveError as error:

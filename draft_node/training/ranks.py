@@ -5,7 +5,7 @@ saves and exports. They meet through a file in a folder of their own, and on loo
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +15,14 @@ from torch import Tensor, nn
 
 from draft_node.training.device import is_cpu
 
-_PATIENCE = timedelta(hours=2)  # while the first one evaluates and saves
+# While the first one evaluates and saves, or the target writes. Nobody waits for the dead: the
+# others end with the first one, and it is told of their ends.
+_PATIENCE = timedelta(days=30)
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads the seeds of ranks over 64 bits
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
+    parting: Callable[[], None] = _nothing  # called when all have come to `disband`
 
     @property
     def is_first(self) -> bool:
@@ -70,6 +77,12 @@ class Ranks:
         """For all the others to come here."""
         if self.count > 1:
             torch.distributed.barrier()
+
+    def disband(self) -> None:
+        """The end of what they do together: the first one goes on alone."""
+        self.wait()
+        self.parting()
+        part_ways()
 
 
 def meet(folder: Path, rank: int, count: int, device: str) -> Ranks:

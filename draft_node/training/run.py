@@ -75,13 +75,14 @@ def train(
             source = _gathered(target, texts, ranks)
             trainer = _trainer(arguments, job, target, source, folder, ranks)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, job.warmup_s)
-            if not run_until_stopped(trainer, schedule, console):
+            is_done = run_until_stopped(trainer, schedule, console)
+            ranks.disband()
+            if not is_done:
                 log.info("stopped; the same command resumes")
                 return EXIT_STOPPED
             if ranks.is_first:
                 job.export(trainer, source, command)
                 log.info("exported step %d to %s", trainer.progress.step, arguments.out)
-            ranks.wait()
     return 0
 
 
