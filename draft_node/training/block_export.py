@@ -75,7 +75,7 @@ def write_drafter(
         for domain, by_gap in figures.items()
     }
     _write_json(out / FIGURES, {"held_out": held_out, "training": asdict(record)})
-    (out / "README.md").write_text(card(spec, record, figures))
+    (out / "README.md").write_text(card(spec, bits_of(tensors), record, figures))
     temporary = out / "model.safetensors.tmp"
     save_file(tensors, temporary, metadata={"format": "pt"})
     temporary.chmod(0o644)
@@ -85,10 +85,11 @@ def write_drafter(
 
 def card(
     spec: BlockSpec | Eagle3Spec,
+    bits: int,
     record: TrainingRecord,
     figures: Mapping[str, Mapping[int, Figures]],
 ) -> str:
-    """The model card."""
+    """The model card; `bits` are those of stored weights."""
     gaps = sorted({gap for by_gap in figures.values() for gap in by_gap})
     rows = [["held-out text", *(f"behind {gap}" for gap in gaps)], ["---"] * (len(gaps) + 1)]
     rows += [
@@ -109,7 +110,7 @@ def card(
         name=_describe(spec), target=record.target, what=_describe_draft(spec),
         layout=", anchor first" if isinstance(spec, BlockSpec) else "",
         layers=", ".join(map(str, spec.feature_layers)), rows=_table(rows), slots=_table(slots),
-        confidence=confidence, steps=record.steps, tokens=record.tokens / 1e6,
+        confidence=confidence, bits=bits, steps=record.steps, tokens=record.tokens / 1e6,
         minutes=record.active_minutes, gap=_describe_gap(record.max_gap), command=record.command,
         machine=f"{platform.machine()}, torch {torch.__version__}, "
                 f"Python {platform.python_version()}",
@@ -132,9 +133,10 @@ def _describe(spec: BlockSpec | Eagle3Spec) -> str:
 
 
 def _describe_draft(spec: BlockSpec | Eagle3Spec) -> str:
+    some = f", of {spec.draft_vocab_size:,} of its tokens alone," if spec.reduces_vocab else ""
     if isinstance(spec, Eagle3Spec):
-        return f"Drafts {spec.gamma} tokens, each by a step of its own,"
-    return f"Drafts blocks of {spec.gamma} tokens"
+        return f"Drafts {spec.gamma} tokens, each by a step of its own{some or ','}"
+    return f"Drafts blocks of {spec.gamma} tokens{some}"
 
 
 def _describe_gap(max_gap: int) -> str:
@@ -182,7 +184,7 @@ Acceptance of each slot, given that those before it were accepted, without a gap
 
 {slots}
 {confidence}
-Of the stored bfloat16 weights, evaluated in float32. Figures also in `held_out.json`; file hashes
+Of the stored weights of {bits} bits. Figures also in `held_out.json`; file hashes
 in `SHA256SUMS` (`sha256sum -c SHA256SUMS`).
 
 ## Training

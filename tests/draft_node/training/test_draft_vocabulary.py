@@ -41,8 +41,8 @@ def cut(target: FrozenTarget, kind: str, **config):
     return make_objective(target, kind, "--draft-vocab", "100", draft_ids=IDS, **config)
 
 
-def export(objective, out) -> None:
-    tensors = stored(objective.drafter.state_dict())
+def export(objective, out, bits: int = 16) -> None:
+    tensors = stored(objective.drafter.state_dict(), bits)
     objective.drafter.load_state_dict(as_read(tensors))
     tensors |= draft_vocabulary.tables(objective.vocabulary.ids, VOCAB)
     figures = {"text": {0: Figures(2.5, [0.5] * objective.drafter.spec.gamma, 0.1)}}
@@ -98,10 +98,15 @@ def test_every_weight_learns_and_the_loss_in_parts_is_the_whole(kind, target, mo
     torch.testing.assert_close(loss(), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_exported_drafter_drafts_its_tokens_with_the_targets_own_head(kind, target, tmp_path):
+@pytest.mark.parametrize(("kind", "bits"), [*((kind, 16) for kind in KINDS), ("dspark", 8)])
+def test_the_exported_drafter_drafts_its_tokens_with_the_targets_own_head(
+    kind, bits, target, tmp_path
+):
     objective = cut(target, kind)
-    export(objective, tmp_path)
+    export(objective, tmp_path, bits)
+    card = (tmp_path / "README.md").read_text()
+    assert "of 100 of its tokens alone, for the target" in card.replace("\n", " ")
+    assert f"stored weights of {bits} bits" in card
     stored = load_file(tmp_path / "model.safetensors")
     assert LM_HEAD not in stored
     assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == 100
