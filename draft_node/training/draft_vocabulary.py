@@ -22,6 +22,7 @@ from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)
 
+_MAX_PROBS = 1 << 25  # at once, of all the target's tokens
 FILE_NAME = "draft_vocabulary.npy"  # beside a run's checkpoint
 
 
@@ -42,10 +43,11 @@ class DraftVocabulary:
         Of the tokens that are drafted [..., DV], and what all others have together [...] (None:
         there are no others).
         """
-        probs = self._target.probs(hidden)
         if self._columns is None:
-            return probs, None
-        known = probs.index_select(-1, self._on_device)
+            return self._target.probs(hidden), None
+        rows = hidden.flatten(0, -2).split(max(1, _MAX_PROBS // len(self._columns)))
+        parts = [self._target.probs(part).index_select(-1, self._on_device) for part in rows]
+        known = torch.cat(parts).view(*hidden.shape[:-1], -1)
         return known, (1 - known.sum(-1)).clamp(min=0)
 
     def labels(self, token_ids: Tensor) -> Tensor:

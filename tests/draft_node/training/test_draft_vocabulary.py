@@ -72,6 +72,21 @@ def test_what_is_not_drafted_counts_as_rejected(target):
     assert (undrafted > 0.2).all()
 
 
+def test_distributions_of_all_tokens_are_never_more_than_fit_at_once(target, monkeypatch):
+    """However small the head is that they are for."""
+    hidden, vocabulary = torch.randn(3, 4, 32), draft_vocabulary.DraftVocabulary(target, IDS)
+    whole, probs, sizes = vocabulary.target_probs(hidden), target.probs, list[int]()
+
+    def note(part: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(part))
+        return probs(part)
+
+    monkeypatch.setattr(target, "probs", note)
+    monkeypatch.setattr(draft_vocabulary, "_MAX_PROBS", 5 * VOCAB)
+    torch.testing.assert_close(vocabulary.target_probs(hidden), whole)
+    assert sizes == [5, 5, 2]
+
+
 def test_a_label_that_is_not_drafted_has_no_cross_entropy(target):
     vocabulary = draft_vocabulary.DraftVocabulary(target, IDS)
     labels = vocabulary.labels(torch.tensor([[6, 7, 204, 206]]))
