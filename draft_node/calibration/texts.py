@@ -70,7 +70,7 @@ def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -
     found = dict.fromkeys(
         tuple(map(int, exchange.prompt_ids))
         for exchange in ChatStore(folder).exchanges()
-        if is_held_out(exchange) and len(exchange.prompt_ids) <= max_len
+        if is_held_out(exchange) and 0 < len(exchange.prompt_ids) <= max_len
     )
     if len(found) < count:
         raise InvalidField("--num-prompts", f"{folder} has only {len(found)} held-out requests")

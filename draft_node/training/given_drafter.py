@@ -33,12 +33,13 @@ def given_spec(folder: Path, target: TargetFiles, flag: str) -> DraftSpec:
 
 
 def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
-    """All its tensors, float32."""
+    """All its tensors, float32, without the "model." that some checkpoints' names begin with."""
     try:
         weights = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise InvalidField(flag, f"{folder}: {error}") from error
-    return {name: weight.float() for name, weight in unpacked(weights).items()}
+    plain = unpacked(weights)
+    return {name.removeprefix("model."): weight.float() for name, weight in plain.items()}
 
 
 def refuse_unless_dflash(folder: Path, target: TargetFiles, flag: str) -> None:

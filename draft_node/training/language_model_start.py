@@ -100,7 +100,6 @@ def _given(arguments: argparse.Namespace, target: TargetFiles) -> StartingPoint:
         raise InvalidField("--init", f"{folder}: is no language model")
     if arguments.own_embeddings and not spec.embeddings_stored:
         raise InvalidField("--own-embeddings", f"{folder} has none: they are the target's")
-    # Some checkpoints do without the prefix that most have.
     weights = {
         name if name.startswith(_PREFIXES) else f"model.{name}": weight
         for name, weight in given_weights(folder, "--init").items()

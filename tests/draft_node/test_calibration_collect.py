@@ -228,7 +228,7 @@ def test_chats_give_requests_that_no_training_learns(tmp_path):
     long = (9,) * 30
     chats = [Exchange(number, 1.0, ids, (5, 0)) for number, ids in asked.items()]
     chats += [Exchange(number, 0.0, asked[number], (6, 0)) for number in range(400)]
-    chats += [Exchange(number, 0.0, long, (6, 0)) for number in range(400)]
+    chats += [Exchange(number, 0.0, ids, (6, 0)) for number in range(400) for ids in ((), long)]
     store.add(400, chats, 64)
     held_out = [chat.prompt_ids for chat in chats[:400] if is_held_out(chat)]
     found = held_out_requests(tmp_path, len(held_out), 29, 64)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from draft_node.training import draft_vocabulary, losses
 from draft_node.training.block_export import as_read, stored, write_drafter
@@ -146,6 +146,10 @@ def test_a_drafter_is_trained_on_with_the_tokens_that_it_has(target, tmp_path):
     assert spec.draft_vocab_size == 100
     assert torch.equal(draft_vocabulary.from_tables(weights), IDS)
     BlockModel(spec).load_state_dict(weights)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({f"model.{name}": w for name, w in tensors.items()}, tmp_path / "model.safetensors")
+    _, again = starting_point(arguments("dspark", "--init", str(tmp_path)), target)
+    assert again.keys() - {"d2t", "t2d"} == weights.keys()
     with pytest.raises(InvalidField, match=r"--draft-vocab: 50: .* was made with 100"):
         starting_point(arguments("dspark", "--init", str(tmp_path), "--draft-vocab", "50"), target)
 
