@@ -108,8 +108,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def text(self, where: str) -> str:
         """Parts that say something, each in lines of its own.
 
-        Raises InvalidField for what is no text, of a message at `where`.
+        Raises InvalidField for what is no text, of a message at `where`, and for a question that
+        asks nothing: a model would go on about it as long as it may. An empty text is one.
         """
+        if self.content is None and self.role == "user":
+            raise InvalidField(f"{where}.content", "is missing; it must be text or a list of parts")
         if not isinstance(self.content, list):
             return self.content or ""
         parts = enumerate(self.content)

@@ -38,8 +38,16 @@ def test_a_null_is_a_field_that_is_not_set_wherever_it_is():
 
 def test_an_empty_list_in_a_message_says_nothing():
     replayed = DUMPED | {"tool_calls": [], "annotations": []}
-    body = chat_of(messages=[USER, replayed, {"role": "user", "content": []}])
+    body = chat_of(messages=[USER, replayed, {"role": "assistant", "content": []}])
     assert [message.text("messages") for message in body.messages] == ["fox", "the", ""]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
+def test_a_question_asks_something(content: dict):
+    body = chat_of(messages=[USER, {"role": "user", **content}])
+    with pytest.raises(InvalidField, match=r"messages\[1\].content: is missing; it must be text"):
+        body.messages[1].text("messages[1]")
+    assert chat_of(messages=[{"role": "user", "content": ""}]).messages[0].text("") == ""
 
 
 def test_a_message_may_say_that_it_is_a_text():
