@@ -5,6 +5,7 @@ from pathlib import Path
 
 from draft_node.training.options import (
     add_run_options,
+    add_size_options,
     command_line,
     positive_float,
     positive_int,
@@ -50,15 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="train behind up to so many tokens without features (default: 0)",
     )  # fmt: skip
     parser.add_argument("--init", type=Path, metavar="DIR", help="drafter to go on from")
-    parser.add_argument(
-        "--draft-vocab", type=positive_int, metavar="N",
-        help="draft the N tokens alone that are most frequent in the text that is learned; a "
-        "smaller head is read and trained faster (default: all tokens)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--store-bits", type=int, choices=(8, 16), default=16,
-        help="bits of a stored weight; matrices of 8 have a scale for every 64 (default: 16)",
-    )  # fmt: skip
+    add_size_options(parser)
     parser.add_argument(
         "--anchors", type=positive_int, default=32,
         help="blocks in 256 tokens, at most 256 less gamma (default: 32)",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from draft_node.training.options import (
     add_run_options,
+    add_size_options,
     command_line,
     positive_float,
     positive_int,
@@ -54,15 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--own-embeddings", action="store_true",
         help="with --cut: train and store an embedding and an output head, too",
     )  # fmt: skip
-    parser.add_argument(
-        "--draft-vocab", type=positive_int, metavar="N",
-        help="with the target's output head: draft the N tokens alone that are most frequent in "
-        "the text that is learned; a smaller head is read and trained faster (default: all tokens)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--store-bits", type=int, choices=(8, 16), default=16,
-        help="bits of a stored weight; matrices of 8 have a scale for every 64 (default: 16)",
-    )  # fmt: skip
+    add_size_options(parser)
     parser.add_argument(
         "--rate", type=positive_float, default=1.0, help="factor on learning rates (default: 1)"
     )

@@ -84,6 +84,19 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     )  # fmt: skip
 
 
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """What makes a drafter smaller than its shape."""
+    parser.add_argument(
+        "--draft-vocab", type=positive_int, metavar="N",
+        help="draft only the N most frequent tokens of the text that is learned; the output head, "
+        "which is then a part of the target's, is read and trained faster (default: all tokens)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store-bits", type=int, choices=(8, 16), default=16,
+        help="bits of a stored weight; with 8, every 64 weights share a scale (default: 16)",
+    )  # fmt: skip
+
+
 def _model(name: str) -> Path:
     if name not in (SMOLLM2, TINY):
         return Path(name)
