@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from draft_node.training.options import (
+    add_keep_option,
     add_run_options,
     add_size_options,
     command_line,
@@ -52,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--init", type=Path, metavar="DIR", help="drafter to go on from")
     add_size_options(parser)
+    add_keep_option(parser)
     parser.add_argument(
         "--anchors", type=positive_int, default=32,
         help="blocks in 256 tokens, at most 256 less gamma (default: 32)",

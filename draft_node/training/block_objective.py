@@ -44,6 +44,7 @@ class _Parts:
 
     features: Tensor  # [R, T, layers * H]
     last_hidden: Tensor  # [R, A, G, H]: the target's, where it predicts the labels
+    log_sums: Tensor | None  # [R, A, G], where they are known
     blocks: Blocks
 
 
@@ -84,13 +85,20 @@ class BlockObjective(nn.Module):
         """The weighted mean of all terms over random blocks of the rows [R, T]."""
         parts = self._draw(torch.cat([token_ids[:, :1], labels], dim=1), None, self.config.max_gap)
         hidden = self.drafter.hidden(parts.features, self._target.embedding, parts.blocks)
-        return self.block_loss(hidden, parts.last_hidden, parts.blocks)
+        return self.block_loss(hidden, parts.last_hidden, parts.blocks, parts.log_sums)
 
-    def block_loss(self, hidden: Tensor, last_hidden: Tensor, blocks: Blocks) -> Tensor:
-        """The loss from final hidden states of drafter and target, [R, A, G, H] both."""
+    def block_loss(
+        self, hidden: Tensor, last_hidden: Tensor, blocks: Blocks, log_sums: Tensor | None = None
+    ) -> Tensor:
+        """The loss from final hidden states of drafter and target, [R, A, G, H] both.
+
+        `log_sums` [R, A, G] as `TargetOutputs` has them.
+        """
         weights = losses.slot_weights(blocks.valid, self.config.terms.decay).flatten(0, 1)
         inputs = tuple(
-            x.flatten(0, 1) for x in (hidden, last_hidden, blocks.previous_ids, blocks.labels)
+            x.flatten(0, 1)
+            for x in (hidden, last_hidden, blocks.previous_ids, blocks.labels, log_sums)
+            if x is not None
         )
         count, size = weights.shape
         num_parts = -(-count * size * len(self.vocabulary.head) // _MAX_LOGITS)
@@ -106,13 +114,13 @@ class BlockObjective(nn.Module):
         return total / losses.normaliser(weights)
 
     def _numerator(self, inputs: tuple[Tensor, ...], weights: Tensor) -> Tensor:
-        """hidden, last_hidden [N, G, H], previous_ids, labels and weights [N, G] -> a scalar."""
-        hidden, last_hidden, previous_ids, labels = inputs
+        """hidden, last_hidden [N, G, H], previous_ids, labels (, log_sums) [N, G] -> a scalar."""
+        hidden, last_hidden, previous_ids, labels, *log_sums = inputs
         terms, vocabulary = self.config.terms, self.vocabulary
         logits, confidence_logits = self.drafter.heads(hidden, vocabulary.head, previous_ids)
         target_probs = undrafted = None
         if terms.soft or terms.l1 or terms.confidence:
-            target_probs, undrafted = vocabulary.target_probs(last_hidden)
+            target_probs, undrafted = vocabulary.target_probs(last_hidden, *log_sums)
         numerator = weights.new_zeros(())
         if terms.soft and target_probs is not None:
             told = losses.soft_cross_entropy(logits, target_probs)
@@ -190,7 +198,12 @@ class BlockObjective(nn.Module):
         anchors, gaps = draw_anchors(is_learned.cpu(), count, shape, generator)
         if fixed:
             gaps = (anchors - 1).clamp(max=max_gap)
-        features, last_hidden = self._target.read(tokens[:, :-1], spec.feature_layers)
+        outputs = self._target.outputs(tokens[:, :-1], spec.feature_layers)
+        assert outputs.features is not None, "a drafter of whole blocks reads some"
         device = tokens.device
         blocks = cut_blocks(tokens, anchors.to(device), gaps.to(device), shape, is_learned)
-        return _Parts(features, gather_rows(last_hidden, blocks.sources), blocks)
+        log_sums = outputs.log_sums
+        if log_sums is not None:
+            log_sums = gather_rows(log_sums[..., None], blocks.sources)[..., 0]
+        last_hidden = gather_rows(outputs.hidden, blocks.sources)
+        return _Parts(outputs.features, last_hidden, log_sums, blocks)

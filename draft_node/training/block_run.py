@@ -48,6 +48,7 @@ class BlockJob:
     def __init__(self, arguments: argparse.Namespace, target: TargetFiles) -> None:
         self._arguments = arguments
         self._spec, self._initial = starting_point(arguments, target)
+        self.feature_layers = self._spec.feature_layers
         self._longest = target.spec.max_position_embeddings
         refuse_crowded_rows(arguments, self._spec.gamma, self._longest)
         tables = None if self._initial is None else draft_vocabulary.from_tables(self._initial)

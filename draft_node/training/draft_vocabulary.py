@@ -36,19 +36,36 @@ class DraftVocabulary:
             self._on_device = ids.to(target.device)
             self.head = target.lm_head[self._on_device]
             self._columns = columns(ids, len(target.lm_head)).to(target.device)
+            self._own_head = target.head_of(ids)
+            self._unknown = self._on_device >= target.spec.num_known_tokens
 
-    def target_probs(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    def target_probs(
+        self, hidden: Tensor, log_sums: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The target's distributions at final hidden states [..., H].
 
         Of the tokens that are drafted [..., DV], and what all others have together [...] (None:
-        there are no others).
+        there are no others). With `log_sums` [...], as `TargetOutputs` has them, nothing is
+        computed of the others.
         """
         if self._columns is None:
             return self._target.probs(hidden), None
+        if log_sums is not None:
+            known = self._drafted_probs(hidden.flatten(0, -2), log_sums.flatten())
+            known = known.view(*hidden.shape[:-1], -1)
+            return known, (1 - known.sum(-1)).clamp(min=0)
         rows = hidden.flatten(0, -2).split(max(1, _MAX_PROBS // len(self._columns)))
         parts = [self._target.probs(part).index_select(-1, self._on_device) for part in rows]
         known = torch.cat(parts).view(*hidden.shape[:-1], -1)
         return known, (1 - known.sum(-1)).clamp(min=0)
+
+    @torch.no_grad()
+    def _drafted_probs(self, hidden: Tensor, log_sums: Tensor) -> Tensor:
+        """[N, H], [N] -> [N, DV]"""
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = self._own_head(hidden).float()
+            logits[:, self._unknown] = float("-inf")
+            return logits.sub_(log_sums[:, None]).exp_()
 
     def labels(self, token_ids: Tensor) -> Tensor:
         """Places among the drafted tokens, -1 for others: [...] int64 both."""

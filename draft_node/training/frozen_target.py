@@ -2,12 +2,14 @@
 distributions.
 
 Runs the service's own forward pass, so every architecture that can be served can be drafted for,
-and features are what the drafter will read in service. They are computed anew in every step: a
-forward without gradients is cheaper than keeping them (a thousand numbers a token at the embedded
-size, about fifteen thousand for a 4B target).
+and features are what the drafter will read in service. They are computed anew in every step, unless
+they are kept (7 kB a token of a target of 576 numbers, 30 kB of a 4B target): `kept_outputs`.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +20,27 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import DTYPES, read_spec
-from specserve.models.loader import load_model
+from specserve.models.loader import is_stored_in_16_bits, load_model
 from specserve.models.parallel import TensorParallel
+from specserve.models.parts import Linear
+from specserve.models.transformer import EMBEDDING_TAP
+
+
+@dataclass(frozen=True)
+class TargetOutputs:
+    """What the target gives for rows of tokens."""
+
+    features: Tensor | None  # [R, T, layers * H]; None: of no layers
+    hidden: Tensor  # [R, T, H]: final hidden states
+    log_sums: Tensor | None = None  # [R, T]: of exp(logits) over all tokens, where it is known
+
+
+class Kept(Protocol):
+    """Outputs that were computed before."""
+
+    def outputs(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs | None:
+        """Of rows [R, T]; None where they are not there."""
+        ...
 
 
 class DenseAttention:
@@ -60,12 +81,17 @@ class FrozenTarget(TargetFiles):
         # Not float16, whose range features and gradients leave.
         own = torch.bfloat16 if self.spec.dtype == "float16" else _DTYPES[self.spec.dtype]
         self.dtype = dtype or (torch.float32 if is_cpu(self.device) else own)
+        self.kept: Kept | None = None
+        backend = choose_backend(self.device)
         self.model = load_model(
             folder,
             dtype=self.dtype,
-            backend=choose_backend(self.device),
+            backend=backend,
             parallel=TensorParallel(),
             deterministic=False,
+        )
+        self._parts = backend.target_parts(
+            self.dtype, deterministic=False, is_stored_in_16_bits=is_stored_in_16_bits(folder)
         )
         stored = TargetWeights.of(folder)
         # Of its own memory: what the model holds was made in inference mode, and cannot take part
@@ -86,6 +112,35 @@ class FrozenTarget(TargetFiles):
             features = torch.cat(tapped, dim=-1)
             return features.view(rows, length, -1), hidden.clone().view(rows, length, -1)
 
+    def outputs(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs:
+        """Of rows [R, T]: what is kept of them, or else computed."""
+        kept = None if self.kept is None else self.kept.outputs(token_ids, layers)
+        return kept or self.computed(token_ids, layers)
+
+    def computed(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs:
+        """Of rows [R, T], computed now."""
+        # The forward pass gives features of some layer always.
+        features, hidden = self.read(token_ids, tuple(layers) or (EMBEDDING_TAP,))
+        return TargetOutputs(features if layers else None, hidden)
+
+    @torch.no_grad()
+    def log_sums(self, hidden: Tensor) -> Tensor:
+        """Of exp(logits) over all tokens, [...] float32 at final hidden states [..., H]."""
+        with torch.autocast(self.device.type, enabled=False):
+            rows = hidden.flatten(0, -2)
+            parts = rows.split(max(1, _MAX_LOGITS // self.spec.vocab_size))
+            found = [self._logits(part).logsumexp(-1) for part in parts]
+            return torch.cat(found).view(hidden.shape[:-1])
+
+    def head_of(self, ids: Tensor) -> Linear:
+        """Final hidden states [N, H] to logits [N, DV] of the tokens `ids` [DV] alone."""
+        return self._parts.linear([self.lm_head[ids.to(self.device)].to(self.dtype)])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.model.logits(hidden)
+        assert logits is not None, "a single rank has the logits"
+        return logits
+
     @torch.no_grad()
     def probs(self, hidden: Tensor) -> Tensor:
         """The target's distributions [..., V] float32 at final hidden states [..., H]."""
@@ -94,8 +149,7 @@ class FrozenTarget(TargetFiles):
                 return F.linear(hidden, self.lm_head).float().softmax(-1)
             # A CPU's head of 16 bits, whose kernel has inputs and sums of 32: a logit of 20 would
             # be off by .06 otherwise.
-            logits = self.model.logits(hidden.reshape(-1, hidden.shape[-1]))
-            assert logits is not None, "a single rank has the logits"
+            logits = self._logits(hidden.reshape(-1, hidden.shape[-1]))
             return logits.softmax(-1).view(*hidden.shape[:-1], -1)
 
     def layer_tensors(self, index: int) -> dict[str, Tensor]:
@@ -114,4 +168,5 @@ class FrozenTarget(TargetFiles):
         return weight.to(self.device, self.dtype)
 
 
+_MAX_LOGITS = 1 << 25  # at once
 _DTYPES = {name: getattr(torch, name) for name in DTYPES}

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from draft_node.training.options import (
+    add_keep_option,
     add_run_options,
     add_size_options,
     command_line,
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with --cut: train and store an embedding and an output head, too",
     )  # fmt: skip
     add_size_options(parser)
+    add_keep_option(parser)
     parser.add_argument(
         "--rate", type=positive_float, default=1.0, help="factor on learning rates (default: 1)"
     )

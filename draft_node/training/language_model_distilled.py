@@ -14,7 +14,6 @@ from draft_node.training.decoder import EVALUATION_WINDOW, Decoder, DecoderConfi
 from draft_node.training.device import stays_eager
 from draft_node.training.draft_vocabulary import DraftVocabulary
 from draft_node.training.frozen_target import FrozenTarget
-from specserve.models.transformer import EMBEDDING_TAP
 
 _EVALUATED_ROWS = 8  # at once, at most
 _EVALUATED_LENGTH = 256  # tokens of a row
@@ -67,8 +66,9 @@ class DistilledDecoder(Decoder):
         """The target's probabilities of the token after each, as `DraftVocabulary.target_probs`:
         of those that are drafted [B * T, DV] float32, and of all others together [B * T].
         """
-        _, hidden = self.target.read(token_ids, (EMBEDDING_TAP,))  # no features, but some must be
-        return self.vocabulary.target_probs(hidden.flatten(0, 1))
+        outputs = self.target.outputs(token_ids, ())
+        log_sums = None if outputs.log_sums is None else outputs.log_sums.flatten()
+        return self.vocabulary.target_probs(outputs.hidden.flatten(0, 1), log_sums)
 
     def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Nats a token of each held-out stream, and the share of its drafts that would stand.

@@ -28,6 +28,7 @@ class LanguageModelJob:
     """`Job` of a decoder that learns the target's distributions."""
 
     warmup_s = 20.0
+    feature_layers = ()
 
     def __init__(self, arguments: argparse.Namespace, target: TargetFiles) -> None:
         self._arguments, self._target = arguments, target

@@ -53,6 +53,7 @@ class LocalHeadJob:
     """`Job` of a head that is added to a DFlash."""
 
     warmup_s = 10.0
+    feature_layers = ()
 
     def __init__(self, arguments: argparse.Namespace, target: TargetFiles) -> None:
         if arguments.window < 2:

@@ -22,7 +22,7 @@ T = TypeVar("T", int, float)
 _MOST_SEED = 2**32 - 1  # a step draws from 2**32 * seed + step, which has 64 bits
 # Not what a run is, or written in a way of its own: how long, and the folder.
 _NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid",
-                   "processes", "process", "meeting", "words")  # fmt: skip
+                   "processes", "process", "meeting", "words", "keep_outputs")  # fmt: skip
 
 
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
@@ -81,6 +81,16 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     parser.add_argument(
         "--restart", action="store_true",
         help="forget the run that was begun into --out, finished or not, instead of resuming it",
+    )  # fmt: skip
+
+
+def add_keep_option(parser: argparse.ArgumentParser) -> None:
+    """Whether what the target gives is kept, for kinds that learn from it."""
+    parser.add_argument(
+        "--keep-outputs", action="store_true",
+        help="with --data: keep what the target gives for every token in --work, instead of "
+        "computing it in every epoch (2 bytes for each of its --feature-layers and one more, times "
+        "its width; what another drafter kept is shared)",
     )  # fmt: skip
 
 

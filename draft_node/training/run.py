@@ -19,6 +19,7 @@ from draft_node.training.batches import BatchSource
 from draft_node.training.companions import companions_of
 from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget, TargetFiles
+from draft_node.training.keep_outputs import keep_outputs, refuse_other_text
 from draft_node.training.ranks import Ranks
 from draft_node.training.run_folder import claim, is_begun, load_target, read_target
 from draft_node.training.running import run_until_stopped, start_logging
@@ -37,6 +38,7 @@ class Job(Protocol):
     """What one kind does in a run. Made of flags that are right; calls come in this order."""
 
     warmup_s: float
+    feature_layers: tuple[int, ...]  # of the target, that are read
 
     def model(self, target: FrozenTarget, source: TextSource, folder: Path) -> Trainable:
         """What is trained, without weights; `folder` is the run's."""
@@ -68,11 +70,13 @@ def train(
     if is_cpu(arguments.device):
         keep_freed_memory()
     texts = TextConfig.of(arguments)
+    refuse_other_text(arguments)
     job = job_of(arguments, read_target(arguments))
     with num_threads(_threads(arguments)), companions_of(arguments) as ranks:
         target = load_target(arguments)
         with claim(arguments, ranks) as folder:
             source = _gathered(target, texts, ranks)
+            keep_outputs(arguments, target, source, job.feature_layers, ranks)
             trainer = _trainer(arguments, job, target, source, folder, ranks)
             schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, job.warmup_s)
             is_done = run_until_stopped(trainer, schedule, console)

@@ -17,6 +17,7 @@ FILE_NAME = "settings.json"
 _MAY_CHANGE = (
     "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
     "restart", "parent_pid", "fuse_with", "processes", "process", "meeting", "words",
+    "keep_outputs",
 )  # fmt: skip
 _TEXT = "text_digest"
 
