@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from draft_node.calibration.run import calibrate
+from draft_node.calibration.speed import measure_speed
 from specserve.commands.calibrate import Job
 from specserve.errors import SpecserveError
 from specserve.processes.process import die_with_parent
@@ -23,8 +24,9 @@ def main() -> int:
     handler = RichHandler(console=progress, show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     torch.set_num_threads(job.threads)
+    measure = calibrate if job.stage == "confidences" else measure_speed
     try:
-        calibrate(job, Console(highlight=False), progress)
+        measure(job, Console(highlight=False), progress)
     except SpecserveError as error:
         sys.stderr.write(f"specserve: {error}\n")
         return 2 if error.code in _USAGE_CODES else 1

@@ -114,7 +114,7 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples, dict[str,
         prompts = held_out_requests(job.data, job.num_prompts, max_len, model.config.vocab_size)
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
     pair = _load_pair(job, model, longest)
-    with _bar(console) as bar:
+    with progress_bar(console) as bar:
         texts, samples = _look(job, pair, prompts, job.temperature, bar)
         # What else a service is asked for: drawn texts, or the likeliest ones.
         other = 1.0 if job.temperature == 0 else 0.0
@@ -204,7 +204,8 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
     return _Pair(target, drafter, recorder)
 
 
-def _bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """Drawn on a terminal alone."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TimeRemainingColumn(), console=console, disable=not console.is_terminal,

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,16 +20,18 @@ from specserve.settings.config import NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM, locate_drafter
 from specserve.settings.target_source import TINY, locate_target
 
-HELP = "calibrate a drafter's confidences on held-out prompts"
+HELP = "calibrate a drafter's confidences on held-out prompts, and measure how fast it is here"
 EXAMPLES = """examples:
   specserve calibrate                                       the tiny target and its drafter
   specserve calibrate --drafter dflash --local-head dels    a DFlash with a local head
   specserve calibrate --target ./Qwen3-4B --drafter ./dspark-4b --num-prompts 200
   specserve calibrate --target smollm2 --drafter ./mine --data chats    as chats are served
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
+  specserve calibrate --drafter dspark --no-speed           confidences alone
 """
 
 _MODULE = "draft_node.calibration"
+_SPEED_PROMPTS = 12
 _PROMPTS = Path(specserve.__file__).parent / "assets" / "prompts"
 
 
@@ -42,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Path
     data: Path | None  # chats, whose held-out requests are asked instead of `prompts`
     num_prompts: int
+    speed_prompts: int  # of these, at most, on which speed is measured
     num_tokens: int
     stride: int
     temperature: float
@@ -54,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     device: str
     parent_pid: int
+    stage: Literal["confidences", "speed"] = "confidences"  # what the process measures
 
     def encode(self) -> str:
         """As the calibrating process gets it."""
@@ -93,12 +97,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
     text("--plot", type=Path, metavar="PNG", help="the diagram (default: OUT/reliability.png)")
     number("--seed", 0, "seed of all sampling", parser, least=0)
+    speed = parser.add_mutually_exclusive_group()
+    pairs = "prompts on which speculation is timed against plain decoding"
+    number("--speed-prompts", _SPEED_PROMPTS, pairs, speed, least=2)
+    speed.add_argument("--no-speed", action="store_true", help="time nothing")
     number("--threads", os.cpu_count() or 1, "CPU threads", parser)
     text("--device", default="cpu", help="cpu or cuda (default cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Calibrate; the exit code is that of the calibrating process. Raises SpecserveError."""
+    """Calibrate, then time; the exit code is that of the process that failed, or 0.
+
+    Raises SpecserveError.
+    """
     target = locate_target(arguments.target or TINY)
     wanted = SpeculationConfig(
         mode="sync", drafter=arguments.drafter, local_head=arguments.local_head
@@ -133,12 +144,25 @@ def run(arguments: argparse.Namespace) -> int:
     make_output_folder(job.out, "--out")
     if job.plot is not None:
         make_output_folder(job.plot.parent, "--plot")
+    code = _measure(job)
+    if code or arguments.no_speed:
+        return code
+    # In a process of its own: services want the memory that the first has taken.
+    return _measure(msgspec.structs.replace(job, stage="speed"))
+
+
+def _measure(job: Job) -> int:
     command = [sys.executable, "-P", "-m", _MODULE, job.encode()]
     return subprocess.run(command, check=False).returncode
 
 
 def _number(
-    flag: str, default: int | None, what: str, parser: argparse.ArgumentParser, *, least: int = 1
+    flag: str,
+    default: int | None,
+    what: str,
+    parser: "argparse._ActionsContainer",  # pyright: ignore[reportPrivateUsage]
+    *,
+    least: int = 1,
 ) -> None:
     """A whole number of at least `least`."""
 

@@ -63,7 +63,7 @@ def make_job(folder: Path, drafter: Path, **changes) -> Job:
     settings = {
         "target": folder / "target", "drafter": drafter, "local_head": None,
         "prompts": folder / "prompts", "data": None,
-        "num_prompts": 8, "num_tokens": 12, "stride": 2,
+        "num_prompts": 8, "speed_prompts": 2, "num_tokens": 12, "stride": 2,
         "temperature": 1.0, "verification": "rejection", "num_kept": 64, "gamma": None,
         "out": drafter, "plot": None, "seed": 0, "threads": 1, "device": "cpu",
         "parent_pid": os.getpid(),
