@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ from specserve.drafters.stored_calibration import FILE_NAME, Calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
 from specserve.sampling.draft_sampler import Greedy
+from specserve.settings.speed_files import SpeedRecord
+from tests.draft_node.calibration_job import make_job, write_inputs
 from tests.draft_node.training.drafters import VOCAB, write_target
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -49,26 +52,7 @@ HEAD = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random target with a tokenizer, and prompts of two domains."""
-    folder = tmp_path_factory.mktemp("calibration")
-    write_target(folder / "target")
-    (folder / "prompts").mkdir()
-    for domain in ("code", "prose"):
-        lines = [json.dumps({"text": f"def {domain}(text): return {i}"}) for i in range(4)]
-        (folder / "prompts" / f"{domain}.jsonl").write_text("\n".join(lines))
-    return folder
-
-
-def make_job(folder: Path, drafter: Path, **changes) -> Job:
-    settings = {
-        "target": folder / "target", "drafter": drafter, "local_head": None,
-        "prompts": folder / "prompts", "data": None,
-        "num_prompts": 8, "speed_prompts": 2, "num_tokens": 12, "stride": 2,
-        "temperature": 1.0, "verification": "rejection", "num_kept": 64, "gamma": None,
-        "out": drafter, "plot": None, "seed": 0, "threads": 1, "device": "cpu",
-        "parent_pid": os.getpid(),
-    }  # fmt: skip
-    return Job(**{**settings, **changes})
+    return write_inputs(tmp_path_factory.mktemp("calibration"))
 
 
 def run(job: Job) -> tuple[Calibration, str]:
@@ -120,10 +104,11 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
     words = [
         "calibrate", "--target", folder / "target", "--drafter", drafter,
         "--prompts", folder / "prompts", "--num-prompts", "8", "--num-tokens", "12",
-        "--threads", "1", "--plot", tmp_path / "plots" / "diagram.png",
+        "--threads", "1", "--plot", tmp_path / "plots" / "diagram.png", "--speed-prompts", "2",
     ]  # fmt: skip
     command = [sys.executable, "-m", "specserve", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "SPECSERVE_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert "ECE" in ended.stdout
     assert "mean" in ended.stdout
@@ -139,6 +124,15 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
     torch.testing.assert_close(calibrated, (raw.logit() / temperatures).sigmoid())
     assert not torch.allclose(calibrated, raw)
     assert torch.equal(confidences(folder, drafter, calibrated=False), raw)
+
+    number = r"\d+\.\d\d"
+    line = rf"({number} \[{number}, {number}\]) times as fast as plain decoding on this machine "
+    said = re.search(line + r"\(one request, temperature 1, 2 pairs\)\n", ended.stdout)
+    assert said, ended.stdout
+    (path,) = (tmp_path / "cache" / "speeds").iterdir()
+    speed = msgspec.json.decode(path.read_bytes(), type=SpeedRecord)
+    assert speed.figure == said[1]
+    assert (speed.drafter, speed.asked.num_tokens) == (str(drafter), 12)
 
 
 @pytest.mark.slow
