@@ -26,7 +26,7 @@ from specserve.settings.config import ResolvedConfig, load_config
 from specserve.settings.hardware import probe
 from specserve.settings.speed_files import Asked, SpeedFile, SpeedRecord
 
-_MOST_TOKENS = 64  # of an answer
+_MOST_TOKENS = 48  # of an answer
 _KV_MEMORY = "1GiB"  # of each service on CUDA, where the first would take all there is
 _OF_BOTH = ("model.target", "model.generation_config", "topology.device", "engine.kv_memory")
 _NUM_RESAMPLES, _LEVEL = 4000, 0.95
