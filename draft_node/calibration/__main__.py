@@ -13,6 +13,10 @@ from specserve.commands.calibrate import Job
 from specserve.errors import SpecserveError
 from specserve.processes.process import die_with_parent
 
+_HINTS = {
+    "confidences": "",
+    "speed": " (the calibration is written; --no-speed leaves the timing out)",
+}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 
@@ -28,7 +32,7 @@ def main() -> int:
     try:
         measure(job, Console(highlight=False), progress)
     except SpecserveError as error:
-        sys.stderr.write(f"specserve: {error}\n")
+        sys.stderr.write(f"specserve: {error}{_HINTS[job.stage]}\n")
         return 2 if error.code in _USAGE_CODES else 1
     except KeyboardInterrupt:
         return 130

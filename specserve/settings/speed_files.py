@@ -100,7 +100,13 @@ def measured_speeds(config: ResolvedConfig, hardware: Hardware) -> list[SpeedRec
     What cannot be read is left out with a warning; what was measured for something else, without.
     """
     found: list[SpeedRecord] = []
-    for path in sorted((cache_folder() / FOLDER).glob("*.json")):
+    folder = cache_folder() / FOLDER
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError as error:  # a cache folder that is not for us
+        log.warning("speeds of drafters are not known: %s", error)
+        return []
+    for path in paths:
         try:
             record = msgspec.json.decode(path.read_bytes(), type=SpeedRecord)
         except (OSError, ValueError, RecursionError) as error:

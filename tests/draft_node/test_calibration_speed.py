@@ -81,10 +81,10 @@ def test_chats_are_spread_over_those_that_are_calibrated_on(make_job, tmp_path):
 
 
 def test_answers_that_leave_no_room_for_a_prompt_are_refused(make_job):
-    job = make_job(num_tokens=64)
-    with pytest.raises(InvalidField, match="--num-tokens: 64 leave no room for a prompt"):
-        chosen_prompts(job, service_of(job, max_model_len=65))
-    assert chosen_prompts(job, service_of(job, max_model_len=66))
+    job = make_job(num_tokens=32)
+    with pytest.raises(InvalidField, match="--num-tokens: 32 leave no room for a prompt"):
+        chosen_prompts(job, service_of(job, max_model_len=33))
+    assert chosen_prompts(job, service_of(job, max_model_len=34))
 
 
 @pytest.fixture

@@ -123,6 +123,13 @@ def test_a_broken_file_costs_a_line_and_no_other_file(models, cache, text, caplo
     assert "0.json is of no use, and is left out" in caplog.text
 
 
+def test_a_cache_folder_that_cannot_be_read_costs_a_line(models, monkeypatch, caplog):
+    monkeypatch.setenv("SPECSERVE_CACHE", "/" + "x" * 300)  # longer than a name may be
+    assert found(models) == []
+    assert len(caplog.records) == 1
+    assert "speeds of drafters are not known: " in caplog.text
+
+
 def test_a_file_of_another_format_is_left_out(models, cache):
     keep(models, "mine")
     (path,) = cache.iterdir()
