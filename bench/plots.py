@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.breakdown import STAGES
+from bench.figures import reduce_colours
 from bench.summary import OVERHEAD_GOAL, Results
 
 _SERVED, _TRANSFORMERS, _BARE = "#1f6fb2", "#c8641e", "#8a8a8a"
@@ -24,6 +25,7 @@ def draw(results: Results, out: Path) -> list[Path]:
         figure.tight_layout()
         path = out / f"{name}.png"
         figure.savefig(path, dpi=_DPI)
+        reduce_colours(path)
         plt.close(figure)
         paths.append(path)
     return paths

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from bench.command_line import progress_bar
@@ -122,7 +123,9 @@ def measure(arguments: argparse.Namespace, command: str, console: Console) -> Re
         num_tokens=num_tokens,
         command=command,
         machine=machine,
-        measurements=measurements,
+        measurements=[
+            msgspec.structs.replace(one, call=one.call.without_texts()) for one in measurements
+        ],
     )
 
 

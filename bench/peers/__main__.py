@@ -143,7 +143,10 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
         command=command,
         machine=machine,
         is_complete=is_complete,
-        measurements=run.found.measurements,
+        measurements=[
+            msgspec.structs.replace(one, call=one.call.without_texts())
+            for one in run.found.measurements
+        ],
     )
 
 

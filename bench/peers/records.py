@@ -11,12 +11,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stream, timed from the moment the whole job was handed over."""
 
     first_token_s: float
     num_tokens: int  # as the server counts them
-    text: str
+    text: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def first_token_s(self) -> float:
         """Mean over the streams."""
         return sum(answer.first_token_s for answer in self.answers) / len(self.answers)
+
+    def without_texts(self) -> "Call":
+        """As results keep it: the texts of a run are a megabyte that nobody reads again."""
+        answers = [msgspec.structs.replace(answer, text="") for answer in self.answers]
+        return msgspec.structs.replace(self, answers=answers)
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.figures import reduce_colours
 from specserve.client import ChatMessage, Client
 from tests.service.browser import browser
 from tests.service.chaos import end
@@ -51,6 +52,7 @@ def take(launched: Launched, arguments: argparse.Namespace) -> None:
             opened.page.wait_for_timeout(_WORKING_MS)
             opened.show_beginnings()
             opened.page.screenshot(path=arguments.path, full_page=True)
+    reduce_colours(arguments.path)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """From measurements to figures, on measurements with known ones."""
 
+import msgspec
 import pytest
 
 from bench.peers.records import Answer, Arm, Call, Measurement
@@ -95,3 +96,12 @@ def test_goals_are_judged_against_the_fastest_plain_arm_with_16_bit_weights():
     assert summary["plain_over_vllm_threads_1_requests_2"] == pytest.approx(160 / 130)
     assert summary["plain_over_llama_cpp_threads_1_requests_2_lo"] == pytest.approx(1.6)
     assert len(summary) == 6
+
+
+def test_results_keep_what_a_call_took_and_no_texts():
+    call = measured(OURS, 0, 50, text="the same").call
+    kept = call.without_texts()
+    assert kept.tokens_per_s == call.tokens_per_s
+    assert kept.first_token_s == call.first_token_s
+    assert b"text" not in msgspec.json.encode(kept)
+    assert b"the same" in msgspec.json.encode(call)

@@ -1,9 +1,12 @@
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draft_node import start
+from draft_node.training.block_export import as_read, stored
 from specserve.backends.choose import choose_backend
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
@@ -22,7 +25,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.draft_sampler import Greedy
 from specserve.settings.config import ModelConfig, ResolvedConfig, SpeculationConfig
-from specserve.settings.drafter_source import locate_drafter
+from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
 from specserve.types import DraftTime
 from tests.backends.chosen import BACKEND
@@ -121,8 +124,17 @@ def test_how_blocks_were_trained_may_be_written_into_the_checkpoint(
     assert drafter.gamma == gamma
 
 
-def embedded(name, bits):
-    """The embedded target, and a drafter beside it."""
+def in_bfloat16(name, folder):
+    """An embedded drafter stored in 16 bits: products of 16 bits have to lose nothing."""
+    folder.mkdir()
+    shutil.copy(EMBEDDED_DRAFTERS / name / "config.json", folder)
+    weights = as_read(load_file(EMBEDDED_DRAFTERS / name / "model.safetensors"))
+    save_file(stored(weights), folder / "model.safetensors")
+    return folder
+
+
+def embedded(folder, bits):
+    """The embedded target, and the drafter in `folder` beside it."""
     model = load_model(
         EMBEDDED_TARGET,
         dtype=torch.float32,
@@ -130,7 +142,7 @@ def embedded(name, bits):
         parallel=TensorParallel(),
         deterministic=True,
     )
-    wish = SpeculationConfig(mode="sync", drafter=name)
+    wish = SpeculationConfig(mode="sync", drafter=str(folder))
     speculation = locate_drafter(wish, EMBEDDED_TARGET)
     rooms = {"num_context_tokens": 64, "max_positions": 64}
     return model, colocated.load(
@@ -143,11 +155,11 @@ def embedded(name, bits):
     ("bits", "storage"),
     [({}, Storage.INT8), ({"bits": 16}, Storage.DOTTED), ({"bits": 32}, None)],
 )
-def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage):
+def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage, tmp_path):
     expected = storage or Storage.FLOAT32
     if row_kernels(expected) is None:
         pytest.skip("no such products here")
-    model, drafter = embedded(name, bits)
+    model, drafter = embedded(in_bfloat16(name, tmp_path / name), bits)
     layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
     assert {layer.qkv.kernels.storage for layer in layers} == {expected}
     kept = {layer.qkv.kernels.storage for layer in model.layers}

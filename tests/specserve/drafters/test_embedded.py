@@ -10,12 +10,13 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.stored_calibration import find_calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.models.checkpoint import Checkpoint
+from specserve.models.scaled_bytes import DTYPE
 from specserve.sampling.draft_sampler import Greedy
 from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, shipped_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.specserve.drafters.checkpoints import options
 
-MAX_BYTES = 32e6  # of all assets
+MAX_BYTES = 22e6  # of all assets
 
 
 def test_all_assets_together_are_small():
@@ -39,6 +40,12 @@ def test_folders_match_their_checksums():
         listed = {file: value for value, file in (line.split("  ") for line in lines)}
         assert set(listed) == {path.name for path in folder.iterdir()} - {export.CHECKSUMS}
         assert all(export.sha256(folder / file) == value for file, value in listed.items()), name
+
+
+def test_their_matrices_are_bytes_with_scales():
+    for folder in shipped_drafters(EMBEDDED_TARGET).values():
+        with Checkpoint(folder) as checkpoint:
+            assert checkpoint.first_matrix_beyond([DTYPE]) is None
 
 
 @pytest.mark.slow
