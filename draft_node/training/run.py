@@ -17,6 +17,7 @@ from torch import Tensor
 from draft_node.training import text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.companions import companions_of
+from draft_node.training.curves import write_curves
 from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget, TargetFiles
 from draft_node.training.keep_outputs import keep_outputs, refuse_other_text
@@ -86,6 +87,7 @@ def train(
                 return EXIT_STOPPED
             if ranks.is_first:
                 job.export(trainer, source, command)
+                write_curves(trainer.progress.history, arguments.out)
                 log.info("exported step %d to %s", trainer.progress.step, arguments.out)
     return 0
 

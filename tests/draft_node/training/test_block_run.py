@@ -1,16 +1,18 @@
 """Whole runs of the training command, in this process, on a target of a few thousand weights."""
 
+import csv
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from draft_node.training import curves, text_source
 from draft_node.training import run as training_run
-from draft_node.training import text_source
 from draft_node.training.__main__ import main
 from draft_node.training.block_start import default_feature_layers
 from draft_node.training.checkpoint import load
+from draft_node.training.export import CHECKSUMS
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
 from specserve.drafters.block_drafter import BlockDrafter
@@ -66,6 +68,14 @@ def test_a_run_ends_in_a_folder_that_drafts(folder, train, tmp_path):
     assert set(held_out["held_out"]) == {"text", "self-text"}
     assert held_out["training"]["steps"] >= 1
     assert "specserve train dspark --minutes 0.02" in (tmp_path / "out" / "README.md").read_text()
+    with (tmp_path / "out" / curves.TABLE).open() as file:
+        *_, last = csv.DictReader(file)
+    assert float(last["self-text"]) > 1
+    assert (tmp_path / "out" / curves.PICTURE).read_bytes().startswith(b"\x89PNG")
+    listed = (tmp_path / "out" / CHECKSUMS).read_text()
+    assert all(
+        path.name in listed for path in (tmp_path / "out").iterdir() if path.name != CHECKSUMS
+    )
 
 
 @pytest.mark.slow
