@@ -115,7 +115,11 @@ class FrozenTarget(TargetFiles):
     def outputs(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs:
         """Of rows [R, T]: what is kept of them, or else computed."""
         kept = None if self.kept is None else self.kept.outputs(token_ids, layers)
-        return kept or self.computed(token_ids, layers)
+        if kept is None:
+            return self.computed(token_ids, layers)
+        kind = self._parts.dtype  # what is made of them is the same products as of computed ones
+        features = None if kept.features is None else kept.features.to(kind)
+        return TargetOutputs(features, kept.hidden.to(kind), kept.log_sums)
 
     def computed(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs:
         """Of rows [R, T], computed now."""
@@ -134,7 +138,7 @@ class FrozenTarget(TargetFiles):
 
     def head_of(self, ids: Tensor) -> Linear:
         """Final hidden states [N, H] to logits [N, DV] of the tokens `ids` [DV] alone."""
-        return self._parts.linear([self.lm_head[ids.to(self.device)].to(self.dtype)])
+        return self._parts.linear([self.lm_head[ids.to(self.device)].to(self._parts.dtype)])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.model.logits(hidden)

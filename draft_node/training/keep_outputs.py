@@ -1,7 +1,8 @@
 """Computing what `KeptOutputs` reads: once for a target, a folder of chats and a set of layers.
 
-Requests are read alone and from their beginnings, several of about one length at once. What was
-read stays when a run is stopped, and the next one goes on behind it.
+Requests are read alone and from their beginnings, several of about one length at once; those that
+are longer than the target's context in pieces. What was read stays when a run is stopped, and the
+next one goes on behind it.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -26,6 +28,8 @@ from draft_node.training.kept_outputs import (
     LOG_SUMS,
     KeptOutputs,
     array_path,
+    form_of,
+    is_there,
     layer_name,
 )
 from draft_node.training.options import work_folder
@@ -70,9 +74,12 @@ def keep_outputs(
 
 
 def refuse_other_text(arguments: argparse.Namespace) -> None:
-    """Raise InvalidField if outputs are to be kept of text whose rows never come again."""
+    """Raise InvalidField if outputs are to be kept of text whose rows never come again, or for a
+    language model that learns nothing of them."""
     if _is_asked(arguments) and arguments.data is None:
         raise InvalidField(_FLAG, "is for chats, whose rows come again; give --data")
+    if _is_asked(arguments) and not getattr(arguments, "distill", 1):
+        raise InvalidField(_FLAG, "a language model reads them for its share of --distill; give that too")
 
 
 def _is_asked(arguments: argparse.Namespace) -> bool:
@@ -83,13 +90,19 @@ def _is_asked(arguments: argparse.Namespace) -> bool:
 def compute(folder: Path, target: FrozenTarget, stream: np.ndarray, layers: Sequence[int]) -> None:
     """Make the arrays of `folder` that are not there yet. Raises InvalidField: no room for them."""
     wanted = {layer_name(layer): layer for layer in layers}
-    missing = [n for n in (HIDDEN, LOG_SUMS, *wanted) if not array_path(folder, n).exists()]
+    form = (len(stream), target.spec.hidden_size)
+    missing = [n for n in (HIDDEN, LOG_SUMS, *wanted) if not is_there(folder, n, *form)]
     if not missing:
         return
     unfinished = folder / "unfinished"
-    arrays = _opened(unfinished, missing, len(stream), target.spec.hidden_size)
+    try:
+        arrays = _opened(unfinished, missing, *form)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)  # the disk is full
+        problem = f"{unfinished}: {error.strerror}; --work names another folder"
+        raise InvalidField(_FLAG, problem) from error
     done = _done(unfinished)
-    batches = _batches(stream)
+    batches = _batches(stream, target.spec.max_position_embeddings)
     total = sum(len(batch) for batch in batches)
     with shown("reading the target's outputs", total) as advance:
         for number, batch in enumerate(batches):
@@ -105,17 +118,25 @@ def compute(folder: Path, target: FrozenTarget, stream: np.ndarray, layers: Sequ
     shutil.rmtree(unfinished)
 
 
-def requests_of(stream: np.ndarray) -> list[tuple[int, int]]:
-    """First token and end of every request: an answer is learned, and what is asked is not."""
+def requests_of(stream: np.ndarray, longest: int) -> list[tuple[int, int]]:
+    """First token and end of every request: an answer is learned, and what is asked is not.
+
+    Those of more than `longest` tokens are several.
+    """
     learned = stream >= 0
     starts = [0, *(np.flatnonzero(learned[:-1] & ~learned[1:]) + 1).tolist()]
-    return list(zip(starts, [*starts[1:], len(stream)], strict=True))
+    ends = [*starts[1:], len(stream)]
+    return [
+        (place, min(place + longest, end))
+        for start, end in zip(starts, ends, strict=True)
+        for place in range(start, end, longest)
+    ]
 
 
-def _batches(stream: np.ndarray) -> list[list[tuple[int, int]]]:
+def _batches(stream: np.ndarray, longest: int) -> list[list[tuple[int, int]]]:
     """All requests, the longest first, as many at once as may be."""
     batches = list[list[tuple[int, int]]]()
-    for request in sorted(requests_of(stream), key=lambda r: (r[0] - r[1], r[0])):
+    for request in sorted(requests_of(stream, longest), key=lambda r: (r[0] - r[1], r[0])):
         longest = batches[-1][0][1] - batches[-1][0][0] if batches else 0
         if not batches or (len(batches[-1]) + 1) * longest > _AT_ONCE:
             batches.append([])
@@ -151,29 +172,31 @@ def _read(
 def _opened(
     folder: Path, names: Sequence[str], num_tokens: int, width: int
 ) -> dict[str, np.memmap]:
-    """Arrays to write, as they were left or new. Raises InvalidField: no room for them."""
-    shapes = {name: (num_tokens,) if name == LOG_SUMS else (num_tokens, width) for name in names}
-    kinds = {HIDDEN: np.dtype(np.float16), LOG_SUMS: np.dtype(np.float32)}
-    if _begun(folder).get("names") != list(names):
+    """Arrays to write, as they were left or new. Raises OSError or InvalidField: no room."""
+    forms = {name: form_of(name, num_tokens, width) for name in names}
+    is_left = all(is_there(folder, name, num_tokens, width) for name in names)
+    is_new = not is_left or _begun(folder).get("names") != list(names)
+    if is_new:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        needed = sum(
-            int(np.prod(shapes[name])) * kinds.get(name, np.dtype(np.uint16)).itemsize
-            for name in names
-        )
+        needed = sum(math.prod(shape) * kind.itemsize for shape, kind in forms.values())
         if (free := shutil.disk_usage(folder).free) < needed:
             sizes = f"{needed / 1e9:.1f} GB are needed in {folder}, {free / 1e9:.1f} GB are free"
             raise InvalidField(_FLAG, f"{sizes}; --work names another folder")
-    modes = {name: "r+" if array_path(folder, name).exists() else "w+" for name in names}
-    return {
-        name: np.lib.format.open_memmap(
-            array_path(folder, name),
-            mode=modes[name],
-            dtype=kinds.get(name, np.dtype(np.uint16)),
-            shape=shapes[name],
-        )
-        for name in names
-    }
+    arrays = dict[str, np.memmap]()
+    for name, (shape, kind) in forms.items():
+        path, mode = array_path(folder, name), "w+" if is_new else "r+"
+        arrays[name] = np.lib.format.open_memmap(path, mode=mode, dtype=kind, shape=shape)
+        if is_new:
+            _occupy(path)
+    return arrays
+
+
+def _occupy(path: Path) -> None:
+    """Have all of the file on disk now: a disk that is full when pages of it are written back ends
+    the process by a signal, without a word. Raises OSError."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _begun(folder: Path) -> dict[str, object]:
@@ -206,4 +229,6 @@ def _alone(folder: Path) -> Generator[None]:
         except BlockingIOError:
             log.info("another run reads the target's outputs of the same chats: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # some network's file systems have no locks
+            log.warning("%s cannot be locked (%s): start no second run", folder, error.strerror)
         yield

@@ -8,6 +8,7 @@ One array a kind, `NAME.npy`, memory-mapped, a row for every token of the stream
 rounded to bfloat16, final hidden states to float16.
 """
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from draft_node.training.batches import tokens_of
 from draft_node.training.frozen_target import TargetOutputs
 
 HIDDEN, LOG_SUMS = "hidden", "log-sums"
-_KEY = 128  # tokens by which a row is looked up before it is compared
+_KINDS = {HIDDEN: np.dtype(np.float16), LOG_SUMS: np.dtype(np.float32)}
+_BFLOAT16 = np.dtype(np.uint16)  # its bits, for NumPy has no such numbers
 
 
 def layer_name(layer: int) -> str:
@@ -32,6 +34,21 @@ def array_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.npy"
 
 
+def form_of(name: str, num_tokens: int, width: int) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of the array, of a target whose hidden states have `width` numbers."""
+    shape = (num_tokens,) if name == LOG_SUMS else (num_tokens, width)
+    return shape, _KINDS.get(name, _BFLOAT16)
+
+
+def is_there(folder: Path, name: str, num_tokens: int, width: int) -> bool:
+    """Whether the array is, and whole."""
+    try:
+        array = _mapped(folder, name)
+    except (OSError, EOFError, ValueError):  # none, or a file that was cut off
+        return False
+    return (array.shape, array.dtype) == form_of(name, num_tokens, width)
+
+
 class KeptOutputs:
     """The arrays in `folder`, of one stream whose rows begin at `starts`."""
 
@@ -39,12 +56,10 @@ class KeptOutputs:
         self, folder: Path, stream: np.ndarray, starts: np.ndarray, layers: Sequence[int]
     ) -> None:
         self._tokens = tokens_of(torch.from_numpy(np.asarray(stream, dtype=np.int64))).numpy()
+        self._starts = starts
         self._hidden, self._log_sums = _mapped(folder, HIDDEN), _mapped(folder, LOG_SUMS)
         self._layers = {layer: _mapped(folder, layer_name(layer)) for layer in layers}
-        self._places = dict[bytes, list[int]]()
-        for start in starts.tolist():
-            key = self._tokens[start : start + _KEY].tobytes()
-            self._places.setdefault(key, []).append(start)
+        self._places = dict[int, dict[bytes, int]]()  # by the length of a row
 
     def outputs(self, token_ids: Tensor, layers: Sequence[int]) -> TargetOutputs | None:
         """Of rows [R, T], float32; None unless all of them are there, and their layers."""
@@ -65,10 +80,20 @@ class KeptOutputs:
         )
 
     def _place(self, row: np.ndarray) -> int | None:
-        for place in self._places.get(row[:_KEY].tobytes(), []):
-            if np.array_equal(self._tokens[place : place + len(row)], row):
-                return place
-        return None
+        length = len(row)
+        if length not in self._places:  # a training has few of them
+            ends = [(start, start + length) for start in self._starts.tolist()]
+            self._places[length] = {
+                _key(self._tokens[start:end]): start
+                for start, end in ends
+                if end <= len(self._tokens)
+            }
+        return self._places[length].get(_key(row))
+
+
+def _key(row: np.ndarray) -> bytes:
+    """Of all its tokens: requests may begin with many that are the same, such as instructions."""
+    return hashlib.sha256(row.tobytes()).digest()
 
 
 def _mapped(folder: Path, name: str) -> np.ndarray:

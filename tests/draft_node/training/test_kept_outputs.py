@@ -1,19 +1,24 @@
 """What a target gives for its chats is computed once, found again by its tokens, and the same."""
 
+import argparse
+import resource
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from draft_node.training import keep_outputs, text_source
+from draft_node.training import frozen_target, keep_outputs, text_source
 from draft_node.training.batches import BatchSource, tokens_of
 from draft_node.training.chats.store import ChatStore, Exchange, stream_of
 from draft_node.training.draft_vocabulary import DraftVocabulary
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.kept_outputs import KeptOutputs
+from specserve.backends.torch.backend import TorchBackend
+from specserve.backends.torch.parts import TorchParts
 from specserve.errors import InvalidField
 from tests.draft_node.training.drafters import (
     VOCAB,
@@ -51,6 +56,18 @@ def row(stream: np.ndarray, start: int, length: int) -> torch.Tensor:
     return tokens_of(torch.from_numpy(stream[None, start : start + length].astype(np.int64)))
 
 
+def stopped_after(calls: int, function: Callable[..., object]) -> Callable[..., object]:
+    """The function, which a signal ends then."""
+    done = iter(range(calls))
+
+    def stopped(*inputs: object) -> object:
+        if next(done, None) is None:
+            raise KeyboardInterrupt
+        return function(*inputs)
+
+    return stopped
+
+
 def calls_of(target: FrozenTarget, monkeypatch) -> list[tuple[int, ...]]:
     """The sizes of all that is computed from now on."""
     sizes, computed = list[tuple[int, ...]](), target.computed
@@ -64,14 +81,14 @@ def calls_of(target: FrozenTarget, monkeypatch) -> list[tuple[int, ...]]:
 
 
 def test_requests_begin_where_answers_end(stream_and_starts):
-    found = keep_outputs.requests_of(stream_and_starts[0])
+    found = keep_outputs.requests_of(stream_and_starts[0], 512)
     assert [end - start for start, end in found] == [sum(lengths) for lengths in LENGTHS]
 
 
 def test_rows_are_as_they_are_computed(tmp_path, target, stream_and_starts):
     stream, _ = stream_and_starts
     outputs = kept(tmp_path / "kept", target, stream_and_starts)
-    for start, end in keep_outputs.requests_of(stream):
+    for start, end in keep_outputs.requests_of(stream, 512):
         if end - start < 128:
             continue
         ids = row(stream, start, end - start)
@@ -86,7 +103,7 @@ def test_rows_are_as_they_are_computed(tmp_path, target, stream_and_starts):
 def test_a_row_inside_a_request_knows_all_of_it(tmp_path, target, stream_and_starts):
     stream, starts = stream_and_starts
     outputs = kept(tmp_path / "kept", target, stream_and_starts)
-    request = next(r for r in keep_outputs.requests_of(stream) if r[1] - r[0] == 309)
+    request = next(r for r in keep_outputs.requests_of(stream, 512) if r[1] - r[0] == 309)
     inside = request[0] + 256
     assert inside in starts
     ids = row(stream, inside, request[1] - inside)
@@ -134,20 +151,14 @@ def test_what_was_read_stays_when_a_run_is_stopped(
     monkeypatch.setattr(keep_outputs, "_AT_ONCE", 400)
     monkeypatch.setattr(keep_outputs, "_SAVE_EVERY", 1)
     whole = kept(tmp_path / "whole", target, stream_and_starts)
-    sizes, computed = calls_of(target, monkeypatch), target.computed
-
-    def stopped(token_ids, layers):
-        if len(sizes) == 2:
-            raise KeyboardInterrupt
-        return computed(token_ids, layers)
-
+    sizes = calls_of(target, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(target, "computed", stopped)
+        patch.setattr(target, "computed", stopped_after(2, target.computed))
         with pytest.raises(KeyboardInterrupt):
             kept(tmp_path / "kept", target, stream_and_starts)
     first = len(sizes)
     outputs = kept(tmp_path / "kept", target, stream_and_starts)
-    num_batches = len(keep_outputs._batches(stream_and_starts[0]))
+    num_batches = len(keep_outputs._batches(stream_and_starts[0], 512))
     assert first == 2
     assert len(sizes) == num_batches > 3
     ids = row(stream_and_starts[0], 0, 200)
@@ -203,13 +214,131 @@ def test_text_that_never_comes_again_is_refused():
         keep_outputs.refuse_other_text(arguments("dspark", "--keep-outputs"))
 
 
-def test_chats_that_are_short_are_computed(tmp_path, target):
-    """Rows of fewer tokens than they are looked up by."""
+def test_a_language_model_that_is_not_distilled_is_refused():
+    flags = argparse.Namespace(keep_outputs=True, data="chats", distill=0.0)
+    with pytest.raises(InvalidField, match=r"--keep-outputs: .*--distill"):
+        keep_outputs.refuse_other_text(flags)
+    flags.distill = 0.5
+    keep_outputs.refuse_other_text(flags)
+
+
+def test_rows_of_short_chats_are_found(tmp_path, target):
     store = ChatStore(tmp_path)
     chats = [Exchange(n, 0.0, [9] * 8, random_tokens(24, seed=n).tolist()) for n in range(200)]
     store.add(200, chats, VOCAB)
     source = text_source.chats(tmp_path, VOCAB)
     (stream,), (starts,) = source.training.values(), source.starts.values()
     found = kept(tmp_path / "kept", target, (stream, starts))
-    assert found.outputs(row(stream, 0, 64), LAYERS) is None
-    assert found.outputs(row(stream, 0, 128), LAYERS) is not None
+    for length in (64, 128):
+        assert found.outputs(row(stream, 0, length), LAYERS) is not None
+
+
+def test_requests_beyond_the_targets_context_are_read_in_pieces(tmp_path, target):
+    tokens = random_tokens(1300).tolist()
+    stream, starts = stream_of([Exchange(0, 0.0, tokens[:20], tokens[20:])])
+    assert keep_outputs.requests_of(stream, 512) == [(0, 512), (512, 1024), (1024, 1300)]
+    found = kept(tmp_path / "kept", target, (stream, starts)).outputs(row(stream, 512, 256), LAYERS)
+    expected = target.computed(row(stream, 512, 256), LAYERS)
+    torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["hidden", "log-sums", "layer-1"])
+def test_an_array_that_is_cut_off_or_of_another_form_is_made_anew(
+    tmp_path, target, stream_and_starts, name
+):
+    whole = kept(tmp_path / "kept", target, stream_and_starts)
+    ids, path = row(stream_and_starts[0], 0, 200), tmp_path / "kept" / f"{name}.npy"
+    expected = whole.outputs(ids, LAYERS)
+    np.save(tmp_path / "other.npy", np.zeros((2, 3), np.float16))
+    for content in (path.read_bytes()[:-1], (tmp_path / "other.npy").read_bytes(), b""):
+        path.unlink()  # not written over: it is mapped
+        path.write_bytes(content)
+        found = kept(tmp_path / "kept", target, stream_and_starts).outputs(ids, LAYERS)
+        for part in ("features", "hidden", "log_sums"):
+            assert torch.equal(getattr(found, part), getattr(expected, part))
+
+
+def test_an_unfinished_array_that_is_lost_is_no_zeros(
+    tmp_path, target, stream_and_starts, monkeypatch
+):
+    monkeypatch.setattr(keep_outputs, "_AT_ONCE", 400)
+    monkeypatch.setattr(keep_outputs, "_SAVE_EVERY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "log_sums", stopped_after(2, target.log_sums))
+        with pytest.raises(KeyboardInterrupt):
+            kept(tmp_path / "kept", target, stream_and_starts)
+    (tmp_path / "kept" / "unfinished" / "log-sums.npy").unlink()
+    found = kept(tmp_path / "kept", target, stream_and_starts)
+    for start, end in keep_outputs.requests_of(stream_and_starts[0], 512):
+        if start in stream_and_starts[1]:
+            ids = row(stream_and_starts[0], start, min(end - start, 200))
+            assert found.outputs(ids, LAYERS).log_sums.all()
+
+
+def test_the_room_on_disk_is_taken_before_anything_is_read(
+    tmp_path, target, stream_and_starts, monkeypatch
+):
+    """Or a disk that others fill meanwhile ends the process by a signal."""
+    monkeypatch.setattr(target, "computed", stopped_after(0, target.computed))
+    with pytest.raises(KeyboardInterrupt):
+        kept(tmp_path / "kept", target, stream_and_starts)
+    arrays = list((tmp_path / "kept" / "unfinished").glob("*.npy"))
+    assert len(arrays) == 4
+    for path in arrays:
+        found = path.stat()
+        assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_file_that_may_not_become_so_large_is_told(tmp_path, target, stream_and_starts):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(InvalidField, match=r"--keep-outputs: .*unfinished.*--work names"):
+            kept(tmp_path / "kept", target, stream_and_starts)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "kept" / "unfinished").exists()
+
+
+def test_requests_that_begin_alike_have_their_own(tmp_path, target):
+    same, own = random_tokens(160, seed=1).tolist(), random_tokens(20, 40, seed=2).tolist()
+    chats = stream_of([Exchange(n, 0.0, same, ids) for n, ids in enumerate(own)])
+    outputs = kept(tmp_path / "kept", target, chats)
+    for start in chats[1][::7].tolist():
+        ids = row(chats[0], start, 200)
+        expected = target.computed(ids, LAYERS).hidden
+        torch.testing.assert_close(
+            outputs.outputs(ids, LAYERS).hidden, expected, rtol=1e-3, atol=1e-3
+        )
+
+
+class Of16Bits(TorchBackend):
+    """What GPUs do, on a CPU: products of 16 bits, which take no others."""
+
+    def target_parts(self, dtype: torch.dtype, **_: object) -> TorchParts:
+        return TorchParts(dtype=dtype, device=self.device, deterministic=False)
+
+
+@pytest.mark.parametrize("num_drafted", [100, VOCAB])
+def test_a_target_of_16_bits_takes_what_is_kept_of_it(
+    tmp_path, target, stream_and_starts, monkeypatch, num_drafted
+):
+    monkeypatch.setattr(frozen_target, "choose_backend", Of16Bits)
+    target = FrozenTarget(target.folder, dtype=torch.bfloat16)
+    vocabulary = DraftVocabulary(target, torch.arange(num_drafted) if num_drafted < VOCAB else None)
+    ids = row(stream_and_starts[0], 0, 200)
+    expected = target.outputs(ids, LAYERS)
+    target.kept = kept(tmp_path / "kept", target, stream_and_starts)
+    found = target.outputs(ids, LAYERS)
+    assert found.log_sums is not None
+    for part in ("features", "hidden"):
+        # Several rows at once are other sums.
+        torch.testing.assert_close(
+            getattr(found, part), getattr(expected, part), rtol=2e-2, atol=2e-2
+        )
+    torch.testing.assert_close(
+        vocabulary.target_probs(found.hidden, found.log_sums)[0],
+        vocabulary.target_probs(expected.hidden)[0],
+        rtol=5e-2,
+        atol=1e-3,
+    )
