@@ -140,6 +140,9 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.plot is not None and Path(arguments.plot).suffix.lower() != ".png":
         raise InvalidField("--plot", f"{arguments.plot} does not end in .png")
+    if arguments.num_tokens < 2 and not arguments.no_speed:
+        problem = "1: decoding is timed behind the first token; give 2 or more, or --no-speed"
+        raise InvalidField("--num-tokens", problem)
     job = Job(**{**given, **resolved})
     make_output_folder(job.out, "--out")
     if job.plot is not None:

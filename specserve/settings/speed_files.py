@@ -121,7 +121,7 @@ def _is_of_now(record: SpeedRecord, config: ResolvedConfig, hardware: Hardware) 
     drafter, head = record.drafter, record.local_head
     try:
         file = SpeedFile(config, record.asked, hardware, drafter=drafter, local_head=head)
-    except (OSError, ValueError):  # a folder that is not for us, or a name that is none
+    except (OSError, ValueError, RuntimeError):  # not for us, no name at all, or a loop of links
         return False
     return file.made_for == record.made_for
 

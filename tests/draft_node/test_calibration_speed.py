@@ -115,3 +115,9 @@ def test_speed_is_measured_last_unless_nobody_wants_it(stages):
     assert stages("", "--no-speed") == (0, ["confidences"])
     assert stages("confidences") == (3, ["confidences"])
     assert stages("speed", "--speed-prompts", "4") == (3, ["confidences", "speed"])
+    assert stages("", "--num-tokens", "2") == (0, ["confidences", "speed"])
+
+
+def test_answers_of_one_token_are_refused_before_anything_is_measured(stages):
+    assert stages("", "--num-tokens", "1", "--no-speed") == (0, ["confidences"])
+    assert stages("", "--num-tokens", "1") == (2, [])

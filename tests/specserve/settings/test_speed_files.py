@@ -85,6 +85,13 @@ def test_a_drafter_that_is_gone_has_no_figure(models):
     assert found(models) == []
 
 
+def test_a_drafter_that_has_become_a_loop_of_links_has_no_figure(models):
+    keep(models, "mine")
+    (models / "mine").rename(models / "moved")
+    (models / "mine").symlink_to(models / "mine")
+    assert found(models) == []
+
+
 def test_another_machine_or_installation_has_no_figure(models, monkeypatch, caplog):
     keep(models, "mine")
     assert found(models, hardware=msgspec.structs.replace(MACHINE, cpu_name="another")) == []
