@@ -26,6 +26,7 @@ def write_curves(history: Sequence[dict[str, float]], out: Path) -> None:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({n: round(v, 4) for n, v in entry.items()} for entry in history)
+    (out / PICTURE).unlink(missing_ok=True)  # an earlier run's, into the same folder
     if find_spec("matplotlib") is not None:
         _draw(history, [name for name in names if name not in _NO_FIGURES], out / PICTURE)
     write_checksums(out)

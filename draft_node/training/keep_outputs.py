@@ -79,7 +79,8 @@ def refuse_other_text(arguments: argparse.Namespace) -> None:
     if _is_asked(arguments) and arguments.data is None:
         raise InvalidField(_FLAG, "is for chats, whose rows come again; give --data")
     if _is_asked(arguments) and not getattr(arguments, "distill", 1):
-        raise InvalidField(_FLAG, "a language model reads them for its share of --distill; give that too")
+        problem = "a language model learns from them with --distill alone; give that too"
+        raise InvalidField(_FLAG, problem)
 
 
 def _is_asked(arguments: argparse.Namespace) -> bool:
