@@ -68,6 +68,7 @@ def train(
     `job_of` raises InvalidField naming the flag that is wrong.
     """
     console = start_logging()
+    log.info("%s for the target %s", arguments.kind, arguments.target)
     if is_cpu(arguments.device):
         keep_freed_memory()
     texts = TextConfig.of(arguments)
