@@ -138,8 +138,8 @@ def _batches(stream: np.ndarray, longest: int) -> list[list[tuple[int, int]]]:
     """All requests, the longest first, as many at once as may be."""
     batches = list[list[tuple[int, int]]]()
     for request in sorted(requests_of(stream, longest), key=lambda r: (r[0] - r[1], r[0])):
-        longest = batches[-1][0][1] - batches[-1][0][0] if batches else 0
-        if not batches or (len(batches[-1]) + 1) * longest > _AT_ONCE:
+        width = batches[-1][0][1] - batches[-1][0][0] if batches else 0
+        if not batches or (len(batches[-1]) + 1) * width > _AT_ONCE:
             batches.append([])
         batches[-1].append(request)
     return batches
