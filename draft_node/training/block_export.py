@@ -3,10 +3,8 @@
 Without embeddings and output head: they are the target's, and the loader takes them from there.
 """
 
-import datetime
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,21 +16,17 @@ from torch import Tensor
 from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
+from draft_node.training.provenance import RunRecord, provenance
 from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.models.scaled_bytes import SCALE, packed, unpacked
 
 FIGURES = "held_out.json"
 
 
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What the card says about the run."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(RunRecord):
+    """What the card and the configuration say about the run."""
 
-    command: str
-    target: str  # name of the folder, and what its weights hash to
-    steps: int
-    tokens: int
-    active_minutes: float
     num_anchors: int
     max_gap: int
 
@@ -110,11 +104,8 @@ def card(
         name=_describe(spec), target=record.target, what=_describe_draft(spec),
         layout=", anchor first" if isinstance(spec, BlockSpec) else "",
         layers=", ".join(map(str, spec.feature_layers)), rows=_table(rows), slots=_table(slots),
-        confidence=confidence, bits=bits, steps=record.steps, tokens=record.tokens / 1e6,
-        minutes=record.active_minutes, gap=_describe_gap(record.max_gap), command=record.command,
-        machine=f"{platform.machine()}, torch {torch.__version__}, "
-                f"Python {platform.python_version()}",
-        date=datetime.datetime.now(datetime.UTC).date(),
+        confidence=confidence, bits=bits, gap=_describe_gap(record.max_gap),
+        provenance=provenance(record),
     )  # fmt: skip
 
 
@@ -187,9 +178,4 @@ Acceptance of each slot, given that those before it were accepted, without a gap
 Of the stored weights of {bits} bits. Figures also in `held_out.json`; file hashes
 in `SHA256SUMS` (`sha256sum -c SHA256SUMS`).
 
-## Training
-
-{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date}).
-
-    {command}
-"""
+{provenance}"""

@@ -20,7 +20,7 @@ from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget, TargetFiles
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.progress import each
-from draft_node.training.self_text import weights_digest
+from draft_node.training.provenance import RunRecord
 from draft_node.training.text_source import Streams, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, refuse_numbers
 from specserve.drafters.spec import Eagle3Spec
@@ -96,11 +96,7 @@ class BlockJob:
         tokens = (each.tokens_per_round for gaps in figures.values() for each in gaps.values())
         refuse_numbers("a figure of the stored weights", tokens, progress.step)
         record = TrainingRecord(
-            command=command,
-            target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",
-            steps=progress.step,
-            tokens=progress.tokens,
-            active_minutes=progress.active_s / 60,
+            **vars(RunRecord.of(arguments, progress, command)),
             num_anchors=arguments.anchors,
             max_gap=arguments.max_gap,
         )

@@ -1,14 +1,10 @@
 """Writes a distilled decoder as a Hugging Face folder with its target's tokenizer."""
 
-import datetime
 import json
 import os
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,26 +12,16 @@ from draft_node.training.block_export import bits_of
 from draft_node.training.draft_vocabulary import tables
 from draft_node.training.export import copy_tokenizer, hf_config, write_checksums
 from draft_node.training.language_model_distilled import DistilledDecoder
+from draft_node.training.provenance import RunRecord, provenance
 from specserve.drafters.dialects import OWN_KEY
 
 FIGURES = "held_out.json"
 
 
-@dataclass(frozen=True)
-class ModelRecord:
-    """What the card says about the run."""
-
-    command: str
-    target: str
-    steps: int
-    tokens: int
-    active_minutes: float
-
-
 def write_language_model(
     model: DistilledDecoder,
     tensors: dict[str, Tensor],
-    record: ModelRecord,
+    record: RunRecord,
     figures: Mapping[str, float],
     out: Path,
 ) -> None:
@@ -76,7 +62,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def _card(
-    model: DistilledDecoder, bits: int, record: ModelRecord, figures: Mapping[str, float]
+    model: DistilledDecoder, bits: int, record: RunRecord, figures: Mapping[str, float]
 ) -> str:
     shape, ids = model.config, model.vocabulary.ids
     alone = _COMPLETE if bits == 16 else _IN_BYTES
@@ -87,10 +73,7 @@ def _card(
         params=sum(weight.numel() for weight in model.parameters()) / 1e6, bits=bits,
         layers=shape.num_hidden_layers, hidden=shape.hidden_size, target=record.target,
         loading=(alone if model.owns_embeddings else _PART) + drafted,
-        rows="\n".join(rows), steps=record.steps,
-        tokens=record.tokens / 1e6, minutes=record.active_minutes,
-        machine=f"{platform.machine()}, torch {torch.__version__}",
-        date=datetime.datetime.now(datetime.UTC).date(), command=record.command,
+        rows="\n".join(rows), provenance=provenance(record),
     )  # fmt: skip
 
 
@@ -111,9 +94,4 @@ of {bits} bits:
 | --- | --- |
 {rows}
 
-## Training
-
-{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date}).
-
-    {command}
-"""
+{provenance}"""

@@ -9,9 +9,10 @@ from draft_node.training import draft_vocabulary, run, text_source
 from draft_node.training.block_export import as_read, stored
 from draft_node.training.frozen_target import FrozenTarget, TargetFiles
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
-from draft_node.training.language_model_export import ModelRecord, write_language_model
+from draft_node.training.language_model_export import write_language_model
 from draft_node.training.language_model_start import starting_point
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
+from draft_node.training.provenance import RunRecord
 from draft_node.training.pruning import cut
 from draft_node.training.text_source import TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, refuse_numbers
@@ -96,11 +97,5 @@ class LanguageModelJob:
         with trainer.autocast():
             figures = model.evaluate({d: stream[:limit] for d, stream in source.held_out.items()})
         refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
-        record = ModelRecord(
-            command=command,
-            target=self._arguments.target.name,
-            steps=progress.step,
-            tokens=progress.tokens,
-            active_minutes=progress.active_s / 60,
-        )
+        record = RunRecord.of(self._arguments, progress, command)
         write_language_model(model, tensors, record, figures, self._arguments.out)

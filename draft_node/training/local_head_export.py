@@ -1,9 +1,7 @@
 """Writes a trained local head as a folder: weights and unigram counts, configuration, card."""
 
-import datetime
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +11,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draft_node.training.export import write_checksums
+from draft_node.training.provenance import RunRecord, provenance
 from specserve.drafters.local_head import DEFAULT_WEIGHT, UNIGRAM_COUNTS
 from specserve.drafters.spec import LocalHeadSpec
 
 FIGURES = "held_out.json"
 
 
-@dataclass(frozen=True)
-class HeadRecord:
+@dataclass(frozen=True, kw_only=True)
+class HeadRecord(RunRecord):
     """What the card says about the run."""
 
-    command: str
-    target: str
-    steps: int
-    tokens: int
-    active_minutes: float
     fused_with: str | None = None  # the DFlash with which alpha and beta were chosen
 
 
@@ -90,9 +84,7 @@ def _card(spec: LocalHeadSpec, record: HeadRecord, figures: Mapping[str, list[fl
     return _CARD.format(
         kind=kind, rank=spec.rank, target=record.target, alpha=alpha, beta=beta, chosen=chosen,
         table="\n".join("| " + " | ".join(row) + " |" for row in table),
-        steps=record.steps, tokens=record.tokens / 1e6, minutes=record.active_minutes,
-        machine=f"{platform.machine()}, torch {torch.__version__}",
-        date=datetime.datetime.now(datetime.UTC).date(), command=record.command,
+        provenance=provenance(record),
     )  # fmt: skip
 
 
@@ -106,9 +98,4 @@ Held-out nats a token by slot of the block, of the stored bfloat16 weights:
 
 {table}
 
-## Training
-
-{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date}).
-
-    {command}
-"""
+{provenance}"""

@@ -15,6 +15,7 @@ from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
+from draft_node.training.provenance import RunRecord
 from draft_node.training.text_source import TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, refuse_numbers
 from specserve.drafters.spec import LocalHeadSpec
@@ -109,11 +110,7 @@ class LocalHeadJob:
         nats = (slot for slots in figures.values() for slot in slots)
         refuse_numbers("a figure of the stored weights", nats, progress.step)
         record = HeadRecord(
-            command=command,
-            target=arguments.target.name,
-            steps=progress.step,
-            tokens=progress.tokens,
-            active_minutes=progress.active_s / 60,
+            **vars(RunRecord.of(arguments, progress, command)),
             fused_with=None if arguments.fuse_with is None else arguments.fuse_with.name,
         )
         counts = unigram_counts(source.training, source.turns, model.spec.vocab_size)

@@ -12,6 +12,7 @@ from draft_node.training.block_start import starting_point
 from draft_node.training.blocks import BlockShape, cut_blocks
 from draft_node.training.export import sha256
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.provenance import RunRecord
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
@@ -26,7 +27,11 @@ from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import options
 from tests.specserve.models.checkpoints import LLAMA
 
-RECORD = TrainingRecord("specserve train dspark", "target", 3, 3_000_000, 1.5, 32, 8)
+RECORD = TrainingRecord(
+    **vars(RunRecord("specserve train dspark", "target", 3, 3_000_000, 1.5)),
+    num_anchors=32,
+    max_gap=8,
+)
 KINDS = {
     "vanilla": ("dspark", "--markov", "vanilla"),
     "gated": ("dspark", "--markov", "gated"),

@@ -14,7 +14,8 @@ from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.device import compiled_loss
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.language_model_distilled import DistilledDecoder
-from draft_node.training.language_model_export import ModelRecord, write_language_model
+from draft_node.training.language_model_export import write_language_model
+from draft_node.training.provenance import RunRecord
 from draft_node.training.pruning import cut, cut_shape
 from draft_node.training.trainer import Trainer
 from specserve.backends.torch.backend import TorchBackend
@@ -37,7 +38,7 @@ from tests.specserve.models.checkpoints import LLAMA, load, write_checkpoint
 from tests.specserve.models.gguf.files import write_gguf
 
 IDS = torch.arange(3, 103) * 2  # a hundred even ones
-RECORD = ModelRecord("specserve train lm", "target", 3, 4000, 0.5)
+RECORD = RunRecord("specserve train lm", "target", 3, 4000, 0.5)
 KINDS = {"own": (True, None), "shared": (False, None), "a part": (False, IDS)}
 
 

@@ -11,7 +11,8 @@ from draft_node.training.block_export import as_read, stored
 from draft_node.training.export import copy_tokenizer
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.language_model_distilled import DistilledDecoder
-from draft_node.training.language_model_export import ModelRecord, write_language_model
+from draft_node.training.language_model_export import write_language_model
+from draft_node.training.provenance import RunRecord
 from draft_node.training.pruning import cut, cut_shape
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
@@ -55,7 +56,7 @@ def test_three_of_its_layers_draft_with_its_own_head(file, tmp_path):
     model.load_state_dict(cut(target, layers, width, token_ids, with_embeddings=False))
     tensors = stored(model.state_dict(), 8)
     model.load_state_dict(as_read(tensors))
-    record = ModelRecord("specserve train lm", "smollm2", 0, 0, 0.0)
+    record = RunRecord("specserve train lm", "smollm2", 0, 0, 0.0)
     write_language_model(model, tensors, record, {"chat": 1.0}, tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size < 7e6
 

@@ -10,6 +10,7 @@ from draft_node.training.__main__ import main
 from draft_node.training.block_export import TrainingRecord, write_drafter
 from draft_node.training.block_objective import Figures
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.provenance import RunRecord
 from draft_node.training.trainer import Trainer
 from specserve.errors import Failed
 from tests.draft_node.training.drafters import TEXT, make_objective, write_target
@@ -87,7 +88,9 @@ def test_a_diverged_run_exports_nothing(kind, tmp_path, capsys):
 def test_slots_without_an_acceptance_are_none_in_json(tmp_path):
     target = FrozenTarget(write_target(tmp_path / "target"))
     drafter = make_objective(target, "dflash").drafter
-    record = TrainingRecord("command", "target", 1, 2, 0.5, num_anchors=4, max_gap=0)
+    record = TrainingRecord(
+        **vars(RunRecord("command", "target", 1, 2, 0.5)), num_anchors=4, max_gap=0
+    )
     figures = {"text": {0: Figures(1.5, [0.5, math.nan], math.nan)}}
     write_drafter(drafter.state_dict(), drafter.spec, record, figures, tmp_path / "out")
     text = (tmp_path / "out" / "held_out.json").read_text()

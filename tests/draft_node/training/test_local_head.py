@@ -49,7 +49,9 @@ KINDS = {
     "through the target": LocalHeadSpec(VOCAB, 32, 12, 5, True, True),
     "markov": LocalHeadSpec(VOCAB, 0, 0, 5, False, False),
 }
-RECORD = HeadRecord("specserve train local-head", "target", 3, 4000, 0.5)
+RECORD = HeadRecord(
+    command="specserve train local-head", target="target", steps=3, tokens=4000, active_minutes=0.5
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,124 @@
+"""Where trained weights come from, and how: the end of every model card.
+
+Weights that are cut from a model, or learn what it writes, are derived from it, so that its licence
+goes along; and who passes them on has to name what they learned from.
+"""
+
+import argparse
+import datetime
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draft_node.training.chats.store import MANIFEST
+from draft_node.training.checkpoint import Progress
+from draft_node.training.self_text import weights_digest
+from specserve.models.config import read_json
+from specserve.models.gguf.container import GgufFile
+from specserve.settings.target_source import GGUF_SUFFIX
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a card says about the run."""
+
+    command: str
+    target: str  # name of the folder or file, and what its weights hash to
+    steps: int
+    tokens: int
+    active_minutes: float
+    origin: str = ""  # sentences of `origin`
+
+    @staticmethod
+    def of(arguments: argparse.Namespace, progress: Progress, command: str) -> "RunRecord":
+        """The record of a run with these flags, as far as it has come."""
+        return RunRecord(
+            command=command,
+            target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",
+            steps=progress.step,
+            tokens=progress.tokens,
+            active_minutes=progress.active_s / 60,
+            origin=origin(arguments),
+        )
+
+
+def origin(arguments: argparse.Namespace) -> str:
+    """What the weights are derived from, and what they learned, with licences that are known."""
+    licence = licence_of(arguments.target)
+    terms = "" if licence is None else f" (licence {licence}, which goes along with them)"
+    begun = ""
+    if (init := getattr(arguments, "init", None)) is not None:
+        begun = f" They go on from `{init.name}`."
+    elif (cut := getattr(arguments, "cut", None)) is not None:
+        layers = ", ".join(map(str, cut))
+        begun = f" They began as its layers {layers}, of which nothing was frozen."
+    target = arguments.target.name
+    return f"The weights are derived from `{target}`{terms}.{begun} {_learned(arguments)}"
+
+
+def _learned(arguments: argparse.Namespace) -> str:
+    if arguments.data is not None:
+        about = _subjects(arguments.data)
+        return f"They learned the answers of the chats in `{arguments.data}`{about}."
+    if arguments.text is not None:
+        text = f"the text in `{arguments.text}`"
+    else:
+        text = (
+            "Python sources and documentation of the installation they were trained in, each part "
+            "under the licence of its package"
+        )
+    written = ", and what the target wrote behind it" if arguments.self_text else ""
+    return f"They learned {text}{written}."
+
+
+def _subjects(data: Path) -> str:
+    path = data / MANIFEST
+    manifest = read_json(path, dict[str, Any]) if path.is_file() else {}
+    sources = manifest.get("licences_of_sources", {})
+    if not sources:
+        return ", which the target wrote itself"
+    named = ", ".join(f"{name}: {licence}" for name, licence in sources.items())
+    return f", which the target wrote itself, on questions of its own and about sources ({named})"
+
+
+def licence_of(target: Path) -> str | None:
+    """What a GGUF file, or the head of a folder's model card, says; None where nothing does."""
+    if target.suffix == GGUF_SUFFIX:
+        with GgufFile(target) as file:
+            named = file.metadata.get("general.license")
+        return named if isinstance(named, str) else None
+    card = target / "README.md"
+    lines = card.read_text(errors="replace").splitlines() if card.is_file() else []
+    if lines[:1] != ["---"]:
+        return None
+    head = lines[1 : lines.index("---", 1) if "---" in lines[1:] else 1]
+    values = (line.partition(":")[2].strip() for line in head if line.startswith("license:"))
+    return next(values, None)
+
+
+def provenance(record: RunRecord) -> str:
+    """The last two sections of a model card."""
+    return _SECTIONS.format(
+        origin=record.origin, steps=record.steps, tokens=record.tokens / 1e6,
+        minutes=record.active_minutes, command=record.command,
+        machine=f"{platform.machine()}, torch {torch.__version__}, "
+                f"Python {platform.python_version()}",
+        date=datetime.datetime.now(datetime.UTC).date(),
+    )  # fmt: skip
+
+
+_SECTIONS = """\
+## Where it comes from
+
+{origin}
+
+## Training
+
+{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date});
+`curve.csv` has its curves.
+
+    {command}
+"""

@@ -1,0 +1,65 @@
+"""What cards say of weights: whose they were, what they learned, under which licences."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from draft_node.training.provenance import RunRecord, licence_of, origin, provenance
+from specserve.settings.target_source import EMBEDDED_TARGET, find_smollm2
+
+
+def flags(target: Path, **others: object) -> argparse.Namespace:
+    plain = {"data": None, "text": None, "init": None, "self_text": 0.5}
+    return argparse.Namespace(target=target, **(plain | others))
+
+
+def test_a_gguf_file_says_its_licence():
+    smollm2 = find_smollm2()
+    if smollm2 is None:
+        pytest.skip("SmolLM2 is not installed")
+    assert licence_of(smollm2) == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlanguage: en\nlicense: mit\n---\n# A model\n", "mit"),
+        ("---\nlicense: mit\n", None),
+        ("# A model\nlicense: mit\n", None),
+        (None, None),
+    ],
+)
+def test_a_folder_says_it_in_the_head_of_its_card(tmp_path, card, licence):
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert licence_of(tmp_path) == licence
+
+
+def test_cut_weights_name_layers_and_what_chats_were_about(tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    data = tmp_path / "chats"
+    data.mkdir()
+    (data / "data.json").write_text(json.dumps({"licences_of_sources": {"a book": "PSF-2.0"}}))
+    said = origin(flags(tmp_path, data=data, cut=[0, 7]))
+    assert f"derived from `{tmp_path.name}` (licence mit, which goes along" in said
+    assert "began as its layers 0, 7," in said
+    chats = f"the chats in `{data}`, which the target wrote itself, on questions of its own"
+    assert said.endswith(f"{chats} and about sources (a book: PSF-2.0).")
+
+
+def test_text_and_what_one_goes_on_from_are_named(tmp_path):
+    said = origin(flags(tmp_path, text=Path("/books"), init=Path("/drafters/first")))
+    assert "They go on from `first`." in said
+    assert said.endswith("the text in `/books`, and what the target wrote behind it.")
+    alone = origin(flags(tmp_path, self_text=0.0))
+    assert alone.endswith("each part under the licence of its package.")
+
+
+def test_a_card_ends_with_the_command():
+    record = RunRecord("specserve train lm", EMBEDDED_TARGET.name, 3, 4_000_000, 0.5, "From there.")
+    text = provenance(record)
+    assert "From there." in text
+    assert "3 steps, 4.0M tokens, 0.5 active minutes" in text
+    assert text.endswith("\n    specserve train lm\n")
