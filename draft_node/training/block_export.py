@@ -16,11 +16,9 @@ from torch import Tensor
 from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
-from draft_node.training.provenance import RunRecord, provenance
+from draft_node.training.provenance import FIGURES, RunRecord, provenance
 from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.models.scaled_bytes import SCALE, packed, unpacked
-
-FIGURES = "held_out.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def write_drafter(
         domain: {f"gap {gap}": _plain(found) for gap, found in by_gap.items()}
         for domain, by_gap in figures.items()
     }
-    _write_json(out / FIGURES, {"held_out": held_out, "training": asdict(record)})
+    _write_json(out / FIGURES, record.beside({"held_out": held_out}))
     (out / "README.md").write_text(card(spec, bits_of(tensors), record, figures))
     temporary = out / "model.safetensors.tmp"
     save_file(tensors, temporary, metadata={"format": "pt"})

@@ -12,10 +12,8 @@ from draft_node.training.block_export import bits_of
 from draft_node.training.draft_vocabulary import tables
 from draft_node.training.export import copy_tokenizer, hf_config, write_checksums
 from draft_node.training.language_model_distilled import DistilledDecoder
-from draft_node.training.provenance import RunRecord, provenance
+from draft_node.training.provenance import FIGURES, RunRecord, provenance
 from specserve.drafters.dialects import OWN_KEY
-
-FIGURES = "held_out.json"
 
 
 def write_language_model(
@@ -34,7 +32,7 @@ def write_language_model(
         copy_tokenizer(model.target.folder, out)
     _write_json(out / "config.json", config_json(model))
     kept = {name: round(value, 4) for name, value in figures.items()}
-    _write_json(out / FIGURES, {"held_out": kept})
+    _write_json(out / FIGURES, record.beside({"held_out": kept}))
     (out / "README.md").write_text(_card(model, bits_of(tensors), record, kept))
     if model.vocabulary.ids is not None:
         tensors = tensors | tables(model.vocabulary.ids, model.config.vocab_size)

@@ -11,11 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draft_node.training.export import write_checksums
-from draft_node.training.provenance import RunRecord, provenance
+from draft_node.training.provenance import FIGURES, RunRecord, provenance
 from specserve.drafters.local_head import DEFAULT_WEIGHT, UNIGRAM_COUNTS
 from specserve.drafters.spec import LocalHeadSpec
-
-FIGURES = "held_out.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ def write_head(
     temporary.chmod(0o644)
     os.replace(temporary, out / "model.safetensors")
     rows = {domain: [round(value, 4) for value in slots] for domain, slots in figures.items()}
-    _write_json(out / FIGURES, {"nats_by_slot": rows})
+    _write_json(out / FIGURES, record.beside({"nats_by_slot": rows}))
     (out / "README.md").write_text(_card(spec, record, rows))
     write_checksums(out)
 

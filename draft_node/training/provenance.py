@@ -7,7 +7,8 @@ goes along; and who passes them on has to name what they learned from.
 import argparse
 import datetime
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from specserve.models.config import read_json
 from specserve.models.gguf.container import GgufFile
 from specserve.settings.target_source import GGUF_SUFFIX
 
+FIGURES = "held_out.json"  # beside the weights
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -31,6 +34,7 @@ class RunRecord:
     tokens: int
     active_minutes: float
     origin: str = ""  # sentences of `origin`
+    earlier: tuple[str, ...] = ()  # commands that made what the run went on from, the first first
 
     @staticmethod
     def of(arguments: argparse.Namespace, progress: Progress, command: str) -> "RunRecord":
@@ -42,7 +46,22 @@ class RunRecord:
             tokens=progress.tokens,
             active_minutes=progress.active_s / 60,
             origin=origin(arguments),
+            earlier=_commands_of(getattr(arguments, "init", None)),
         )
+
+    def beside(self, figures: Mapping[str, object]) -> dict[str, object]:
+        """What `held_out.json` says: figures by name, and the run."""
+        return {**figures, "training": asdict(self)}
+
+
+def _commands_of(init: Path | None) -> tuple[str, ...]:
+    """Of the runs that made a folder; none where it does not say."""
+    path = Path() if init is None else init / FIGURES
+    if not path.is_file():
+        return ()
+    run = read_json(path, dict[str, Any]).get("training", {})
+    commands = (*run.get("earlier", ()), run.get("command"))
+    return tuple(command for command in commands if isinstance(command, str))
 
 
 def origin(arguments: argparse.Namespace) -> str:
@@ -101,9 +120,10 @@ def licence_of(target: Path) -> str | None:
 
 def provenance(record: RunRecord) -> str:
     """The last two sections of a model card."""
+    earlier = "; `--init` is what the commands above the last one made" if record.earlier else ""
     return _SECTIONS.format(
-        origin=record.origin, steps=record.steps, tokens=record.tokens / 1e6,
-        minutes=record.active_minutes, command=record.command,
+        origin=record.origin, steps=record.steps, tokens=record.tokens / 1e6, earlier=earlier,
+        minutes=record.active_minutes, commands="\n    ".join((*record.earlier, record.command)),
         machine=f"{platform.machine()}, torch {torch.__version__}, "
                 f"Python {platform.python_version()}",
         date=datetime.datetime.now(datetime.UTC).date(),
@@ -118,7 +138,7 @@ _SECTIONS = """\
 ## Training
 
 {steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date});
-`curve.csv` has its curves.
+`curve.csv` has its curves{earlier}.
 
-    {command}
+    {commands}
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draft_node.training.checkpoint import Progress
 from draft_node.training.provenance import RunRecord, licence_of, origin, provenance
 from specserve.settings.target_source import EMBEDDED_TARGET, find_smollm2
 
@@ -63,3 +64,22 @@ def test_a_card_ends_with_the_command():
     assert "From there." in text
     assert "3 steps, 4.0M tokens, 0.5 active minutes" in text
     assert text.endswith("\n    specserve train lm\n")
+
+
+def test_what_a_run_went_on_from_is_told_command_by_command(tmp_path):
+    first = RunRecord(
+        "specserve train dspark --out first", "target", 1, 2, 0.5, earlier=("zeroth",)
+    )
+    (tmp_path / "held_out.json").write_text(json.dumps(first.beside({"held_out": {}})))
+    given = flags(EMBEDDED_TARGET, init=tmp_path)
+    record = RunRecord.of(given, Progress(step=3, tokens=4), "specserve train dspark --out last")
+    assert record.earlier == ("zeroth", "specserve train dspark --out first")
+    text = provenance(record)
+    assert "is what the commands above the last one made" in text
+    assert text.endswith("\n    zeroth\n    specserve train dspark --out first\n"
+                         "    specserve train dspark --out last\n")  # fmt: skip
+
+
+def test_a_start_that_says_nothing_is_no_error(tmp_path):
+    record = RunRecord.of(flags(EMBEDDED_TARGET, init=tmp_path), Progress(), "a command")
+    assert record.earlier == ()
