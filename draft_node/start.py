@@ -141,6 +141,7 @@ def _build(
     usual = usual_acceptance(speculation, speculation.drafter or "", target.folder)
     settings = BatchSettings(
         fan_out=speculation.fan_out,
+        saguaro_c=speculation.saguaro_c,
         acceptance=usual.of(speculation.verification, 1)[0],
         times=tuple(times.all),
     )

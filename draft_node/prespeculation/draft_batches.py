@@ -23,7 +23,13 @@ from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, S
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
+from specserve.sampling.draft_sampler import (
+    Coupled,
+    DraftSampler,
+    Greedy,
+    SaguaroFactors,
+    Sampled,
+)
 from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.state import SamplingState
@@ -49,6 +55,8 @@ class BatchSettings:
     size: int = DRAFT_BATCH_SIZE  # branches of a draft batch at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = NUM_KEPT  # entries of a distribution
+    # C of Saguaro sampling, for rows under plain rejection; None: draft as the drafter says.
+    saguaro_c: float | None = None
     usual_tokens: int | None = None  # of a chain; None: gamma
     most_tokens: int | None = None  # of one that may have more; None: gamma
     # With confidences greedy and coupled chains may, where more are likely to stand. Without, all
@@ -176,7 +184,8 @@ class BatchDrafter:
         sampler = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
         sampler = with_processors(sampler, [branch.state for branch in branches])
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
-        keep_logits = not by_ratio or is_foreseen
+        # With Saguaro sampling, too: what is drawn from no longer tells which tokens are likeliest.
+        keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
         is_awaited = any(branch.is_root for branch in branches)
         is_usual = is_awaited or math.isinf(due_s)
@@ -228,7 +237,18 @@ class BatchDrafter:
             positions=[0] * len(branches),  # the sampler fills them in
             device=self._device,
         )
-        return Sampled(temperatures, keys, self._settings.num_kept)
+        saguaro = self._saguaro(branches)
+        return Sampled(temperatures, keys, self._settings.num_kept, saguaro)
+
+    def _saguaro(self, branches: Sequence[Branch]) -> SaguaroFactors | None:
+        """Of rows whose recovery token nobody foresees; others would only be accepted less."""
+        factor = self._settings.saguaro_c
+        if factor is None:
+            return None
+        is_plain = [branch.kind is OutcomeKind.REJECTION for branch in branches]
+        factors = torch.tensor([factor if plain else 1.0 for plain in is_plain])
+        each = math.ceil(self._settings.fan_out / (self.usual_tokens + 1))  # outcomes of a slot
+        return SaguaroFactors(factors.to(self._device), each)
 
     def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DraftSampler:
         if all(branch.kind is OutcomeKind.GREEDY for branch in branches):

@@ -27,6 +27,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of no
     "speculation.local_head": "none",
     "speculation.gamma": "the drafter's",
     "speculation.min_survival": "by the times of the rounds so far",
+    "speculation.saguaro_c": "none: drafts are drawn as the drafter says",
     "telemetry.otlp_endpoint": "none",
 }
 _DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or worth knowing anyway

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specserve.client import Options
 
 _OF_DRAFTING = ("drafter", "colocated_drafter", "local_head", "gamma", "min_survival")
-_OF_DRAFT_PROCESSES = ("fan_out", "miss_policy", "draft_timeout_s", "link")
+_OF_DRAFT_PROCESSES = ("fan_out", "saguaro_c", "miss_policy", "draft_timeout_s", "link")
 
 
 def target_remark(wish: Config, config: ResolvedConfig) -> str | None:
@@ -96,6 +96,9 @@ def unused_remark(wish: Config, config: ResolvedConfig) -> str | None:
     reasons: dict[str, str] = {}
     if not topology.num_draft_processes:
         reasons |= dict.fromkeys(_OF_DRAFT_PROCESSES, f"{topology} has no draft process")
+    if speculation.verification != "rejection":
+        what = f"speculation.verification is {speculation.verification}, not rejection"
+        reasons["saguaro_c"] = what
     if config.speculation.mode == "off":
         reasons |= dict.fromkeys(_OF_DRAFTING, "speculation.mode is off")
     usual = msgspec.structs.asdict(SpeculationConfig())

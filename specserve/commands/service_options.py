@@ -55,6 +55,8 @@ _VALUE_FLAGS = (
     ("--verification", "speculation.verification", "METHOD", "rejection, foreseeable or coupled"),
     ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
+    ("--saguaro-c", "speculation.saguaro_c", "FACTOR",
+     "0 to 1: drafts of prepared tokens weigh so much, under rejection (default: as drafted)"),
     ("--min-survival", "speculation.min_survival", "CHANCE",
      "0 to 1: drafted tokens less likely to be reached are not verified (default: by cost)"),
     ("--verify-policy", "speculation.verify_policy", "POLICY",

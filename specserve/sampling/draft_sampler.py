@@ -186,6 +186,32 @@ class Coupled:
 
 
 @dataclass(frozen=True)
+class SaguaroFactors:
+    """Saguaro sampling (SSD, Definition 14): draft less often what is prepared as an outcome.
+
+    The F likeliest tokens of a slot weigh C times what the drafter says. More of the residual
+    distribution then lies on them, so that the token after a rejection is one of them more often,
+    and a block waits behind it. What is shipped is still what was drawn from.
+    """
+
+    factors: Tensor  # [B] float32, C of each block, 0 to 1; 1 leaves a distribution as it is
+    num_prepared: int  # F
+
+    def applied(self, weights: Tensor, kept: Tensor) -> Tensor:
+        """`weights` [B, S, m] of tokens with logits `kept` [B, S, m], F likeliest ones cut to C.
+
+        Where no more than F tokens are possible nothing would be left, so nothing is cut.
+        """
+        count = min(self.num_prepared, weights.shape[-1] - 1)
+        if not count:
+            return weights
+        prepared = kept.topk(count, dim=-1, sorted=False).indices
+        is_cut = (weights > 0).sum(dim=-1, keepdim=True) > count
+        factors = torch.where(is_cut, self.factors[:, None, None], 1.0).expand(prepared.shape)
+        return weights.scatter(-1, prepared, weights.gather(-1, prepared) * factors)
+
+
+@dataclass(frozen=True)
 class Sampled:
     """The rejection family: draws from the truncated distribution, by noise used once, and keeps
     the distribution.
@@ -197,6 +223,7 @@ class Sampled:
     temperatures: Tensor
     keys: OnceKeys
     num_kept: int
+    saguaro: SaguaroFactors | None = None
 
     def begin(self, layout: BlockLayout) -> "Sampled._Draws":
         # At temperature 0 any difference of logits becomes infinite: the distribution is one-hot.
@@ -207,7 +234,7 @@ class Sampled:
         # that of all slots is made at once.
         noise = self._keys(layout).exponential(Purpose.DRAFT, num_kept)
         noise = noise.view(-1, layout.num_slots, num_kept)
-        return Sampled._Draws(scales[:, None, None], noise, layout.target_ids, [])
+        return Sampled._Draws(scales[:, None, None], noise, layout.target_ids, [], self.saguaro)
 
     def _keys(self, layout: BlockLayout) -> OnceKeys:
         """Of every block and slot, [B * G]."""
@@ -226,6 +253,7 @@ class Sampled:
         noise: Tensor  # [B, G, m]
         target_ids: Tensor | None
         drawn_from: list[DraftProbs]  # each [B * S], in order of slots
+        saguaro: SaguaroFactors | None = None
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
             num_blocks, num_slots, _ = logits.shape
@@ -233,6 +261,8 @@ class Sampled:
             gaps = kept - kept.amax(dim=-1, keepdim=True)
             # 0 times infinity is undefined, but the likeliest token weighs 1 at any temperature.
             weights = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
+            if self.saguaro is not None:
+                weights = self.saguaro.applied(weights, kept)
             ids = _as_target_ids(ids, self.target_ids)
             draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
             self.drawn_from.append(draft_probs)
@@ -248,13 +278,16 @@ class Sampled:
 
         @property
         def kind(self) -> tuple[object, ...]:
-            return (type(self),)
+            return (type(self), self.saguaro and self.saguaro.num_prepared)
 
         def tensors(self) -> dict[str, Tensor]:
-            return {"scales": self.scales, "noise": self.noise}
+            found = {"scales": self.scales, "noise": self.noise}
+            return found if self.saguaro is None else found | {"factors": self.saguaro.factors}
 
         def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
-            return replace(self, drawn_from=[], **tensors)
+            scales, noise = tensors["scales"], tensors["noise"]
+            saguaro = self.saguaro and replace(self.saguaro, factors=tensors["factors"])
+            return replace(self, scales=scales, noise=noise, drawn_from=[], saguaro=saguaro)
 
 
 def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:

@@ -154,6 +154,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     verify_policy: str | None = None
     # A draft process prepares blocks for this many outcomes a row and round at most.
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
+    # C of Saguaro sampling (SSD, Definition 14), for requests under plain rejection; None: none.
+    saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A row for whose outcome nothing was prepared: auto|skip|ngram|local_draft|draft_now.
     miss_policy: str = "auto"
     # A draft process whose loop is silent for longer is killed and started again.

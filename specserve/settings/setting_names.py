@@ -35,7 +35,6 @@ REMOVED = {
     "speculation.fan_out_rule": "leave it out: blocks are shared out by measured hit rates",
     "speculation.draft_wait_ms": "leave it out: a round waits for drafts for 50 ms at most; write "
     "speculation.miss_policy (--miss-policy) = skip for no waits",
-    "speculation.saguaro_c": "leave it out: drafters draft by their own distributions",
     "speculation.drafter_bits": "leave it out: on a CPU drafters compute in 8 bits where that is "
     "faster, which changes no text",
 }

@@ -74,6 +74,7 @@ TABLES = {
     "moody coins drafted here": Table(
         drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter, miss=Miss.LOCAL_DRAFT
     ),
+    "saguaro": Table(drafting=replace(IN_TIME, saguaro_c=0.3)),
     "odd coins": Table(drafting=ONE_OUTCOME, dice=ODD_COINS),
 }
 
@@ -86,6 +87,7 @@ ONE_METHOD = {
     "causal": FORESEEABLE,
     "barrier": REJECTION,
     "any mode": FORESEEABLE,
+    "saguaro": REJECTION,
     "few places": FORESEEABLE,
     "few blocks": REJECTION,
     "moody coins drafted here": REJECTION,

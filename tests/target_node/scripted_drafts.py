@@ -61,6 +61,7 @@ class Drafting:
     draft_batch: int = 4
     fan_out: int = 12
     num_kept: int = 16
+    saguaro_c: float | None = None
     usual_tokens: int | None = None  # chains with confidences may go beyond
     max_extension: int = 64
     pace: Sequence[int] = (0, 1, 2, 4, 8)  # turns of a draft in one of the target's: any of these
@@ -182,6 +183,7 @@ class DraftLife:
             size=drafting.draft_batch,
             fan_out=drafting.fan_out,
             num_kept=drafting.num_kept,
+            saguaro_c=drafting.saguaro_c,
             usual_tokens=drafting.usual_tokens,
             goes_beyond=drafting.usual_tokens is not None,
         )

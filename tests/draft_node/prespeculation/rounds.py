@@ -49,6 +49,7 @@ class Rounds:
 
     def __init__(self, drafter, *, epoch=1, draft_batch=4, fan_out=8, **options):
         settings = {"num_kept": 16, "usual_tokens": None, "most_tokens": None, "goes_beyond": False}
+        settings["saguaro_c"] = None
         settings = {key: options.pop(key, default) for key, default in settings.items()}
         self.drafter = drafter
         self.streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)

@@ -270,6 +270,34 @@ def test_an_anchor_at_the_end_of_the_context_needs_no_block(drafter):
     assert rounds.finish() == []
 
 
+def test_saguaro_draws_less_of_what_is_prepared(dspark_drafter):
+    def mass_of_largest(saguaro_c, method):
+        rounds = Rounds(dspark_drafter, num_kept=64, saguaro_c=saguaro_c)
+        rounds.take(TEXT, method=method)
+        found = blocks_of(rounds.finish())
+        rounds.streams.clear()
+        distributions = [draft_probs for _, _, draft_probs, _ in found.values()]
+        assert all(bool(draft_probs.sound(VOCAB).all()) for draft_probs in distributions)
+        return float(torch.stack([d.probs.max(1).values[0] for d in distributions]).mean())
+
+    assert mass_of_largest(0.2, "rejection") < mass_of_largest(None, "rejection") - 0.02
+    assert mass_of_largest(0.2, "foreseeable") == pytest.approx(
+        mass_of_largest(None, "foreseeable"), rel=1e-3
+    )
+
+
+def test_what_saguaro_never_draws_is_prepared_first(dspark_drafter):
+    """Outcomes are what the drafter finds likeliest, not what it was made to draw from."""
+    extend(dspark_drafter, 99, TEXT[:END])
+    alone = dspark_drafter.draft(DraftBatch([99], torch.tensor([TEXT[-1]])), Greedy())
+    likeliest = int(alone.token_ids[0, 0])
+    rounds = Rounds(dspark_drafter, num_kept=64, saguaro_c=0.0)
+    block = pending_of(rounds, method="rejection")
+    assert block[0] != likeliest
+    anchors = [k.anchor_id for k in blocks_of(rounds.finish()) if k.position == END + 1]
+    assert anchors[0] == likeliest
+
+
 def test_no_round_prepares_more_than_its_budget(dspark_drafter):
     rounds = Rounds(dspark_drafter, fan_out=9, draft_batch=4)
     for stream in (1, 2, 3):

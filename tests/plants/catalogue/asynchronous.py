@@ -255,4 +255,23 @@ PLANTS = [
         breaks="a local draft is verified by probabilities of a block pushed for an older round",
         ways=_ASYNC,
     ),
+    Plant(
+        name="draft-probs-before-saguaro",
+        file="specserve/sampling/draft_sampler.py",
+        symbol="Sampled._Draws.draw",
+        was="""
+            draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            self.drawn_from.append(draft_probs)
+        """,
+        becomes="""
+            draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            uncut = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
+            self.drawn_from.append(
+                DraftProbs.of_entries(ids.flatten(0, 1), uncut.flatten(0, 1))
+            )
+        """,
+        tests=(f"{_DISTRIBUTION}::test_throws_have_their_distribution[saguaro-rejection]",),
+        breaks="the distribution that is shipped is the drafter's own, not what was drawn from",
+        ways=_ASYNC,
+    ),
 ]

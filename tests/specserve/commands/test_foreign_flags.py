@@ -65,7 +65,6 @@ def test_a_flag_of_another_server_is_answered(words, told, refused):
         ("launch --collectives nccl", "leave it out: ranks meet over nccl on GPUs of their own"),
         ("launch --fan-out-rule=uniform", "leave it out: blocks are shared out by measured"),
         ("launch --wave 4", "leave it out: as many blocks are drafted together"),
-        ("launch --saguaro-c .5", "leave it out: drafters draft by their own distributions"),
         ("launch --block-size 32", "leave it out: KV blocks have 16 tokens"),
         ("launch --page-size 32", "leave it out: KV blocks have 16 tokens"),
         ("launch --max-logprobs 5", "leave it out: a request may ask for up to 20 log prob"),

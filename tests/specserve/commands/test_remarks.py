@@ -146,6 +146,12 @@ def test_a_target_without_a_drafter_is_told_how_to_name_one():
             "speculation.draft_timeout_s (1+0 has no draft process); "
             "speculation.fan_out (1+0 has no draft process)",
         ),
+        ("1+1", {"saguaro_c": 0.5, "verification": "rejection"}, None),
+        (
+            "1+1",
+            {"saguaro_c": 0.5, "verification": "coupled"},
+            "speculation.saguaro_c (speculation.verification is coupled, not rejection)",
+        ),
         ("1+0", {"mode": "off", "gamma": 4}, "speculation.gamma (speculation.mode is off)"),
     ],
 )

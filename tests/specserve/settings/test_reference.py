@@ -75,6 +75,7 @@ VALUES: dict[str, Any] = {
     "speculation.min_survival": 0.25,
     "speculation.verify_policy": "threshold",
     "speculation.fan_out": 4,
+    "speculation.saguaro_c": 0.5,
     "speculation.miss_policy": "skip",
     "speculation.draft_timeout_s": 2.5,
     "speculation.link": "nccl",

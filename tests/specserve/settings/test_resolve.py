@@ -29,7 +29,7 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
     wishes = {
-        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival",
+        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "saguaro_c",
     }  # fmt: skip
     files = {"server.api_key_file", "server.tls_cert", "server.tls_key"}
     optional = {"model.ballast", "telemetry.otlp_endpoint"} | files
@@ -200,8 +200,8 @@ def test_a_draft_process_has_as_many_threads_as_a_rank_unless_told_otherwise():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("fan_out", "0"), ("fan_out", "1025"), ("min_survival", "1.1"), ("draft_timeout_s", "0.01"),
-     ("draft_threads", "0")],
+    [("fan_out", "0"), ("fan_out", "1025"), ("saguaro_c", "1.1"), ("min_survival", "1.1"),
+     ("draft_timeout_s", "0.01"), ("draft_threads", "0")],
 )  # fmt: skip
 def test_a_number_of_speculation_out_of_range_is_refused(key, value):
     with pytest.raises(InvalidField, match=rf"speculation\.{key}: expected"):
