@@ -278,7 +278,8 @@ class Sampled:
 
         @property
         def kind(self) -> tuple[object, ...]:
-            return (type(self), self.saguaro and self.saguaro.num_prepared)
+            own = () if self.saguaro is None else (self.saguaro.num_prepared,)
+            return (type(self), *own)
 
         def tensors(self) -> dict[str, Tensor]:
             found = {"scales": self.scales, "noise": self.noise}
