@@ -23,6 +23,7 @@ from specserve.sampling.draft_sampler import (
     DraftSampler,
     DraftSampling,
     Greedy,
+    SaguaroFactors,
     Sampled,
 )
 from specserve.sampling.logits_processors import with_processors
@@ -184,6 +185,7 @@ def sampler_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTab
         Coupled(temperatures, seeds, torch.zeros_like(seeds)),
         Sampled(temperatures, keys, 16),
         Coupled(temperatures, seeds, torch.zeros_like(seeds), table),
+        Sampled(temperatures, keys, 16, SaguaroFactors(temperatures, 3)),
     ][kind]
 
 
@@ -196,7 +198,7 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
     both.extend(3, 5, broken=2)
     for step in range(28):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        sampler = sampler_of(step % 4, len(rows), device, table)
+        sampler = sampler_of(step % 5, len(rows), device, table)
         kind = step % 7 % 4
         if kind == 0:
             both.assert_drafts_are_near(rows, sampler, near)
