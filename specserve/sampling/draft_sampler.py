@@ -283,11 +283,12 @@ class Sampled:
 
         def tensors(self) -> dict[str, Tensor]:
             found = {"scales": self.scales, "noise": self.noise}
-            return found if self.saguaro is None else found | {"factors": self.saguaro.factors}
+            # What is cut off: rows of zeros, which fill a graph up, are then left as they are.
+            return found if self.saguaro is None else found | {"cuts": 1 - self.saguaro.factors}
 
         def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
             scales, noise = tensors["scales"], tensors["noise"]
-            saguaro = self.saguaro and replace(self.saguaro, factors=tensors["factors"])
+            saguaro = self.saguaro and replace(self.saguaro, factors=1 - tensors["cuts"])
             return replace(self, scales=scales, noise=noise, drawn_from=[], saguaro=saguaro)
 
 
