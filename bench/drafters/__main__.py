@@ -2,7 +2,7 @@
 
     python -m bench.drafters                             all embedded drafters and ngram
     python -m bench.drafters --quick                     few prompts: three minutes
-    python -m bench.drafters --drafter dspark dflash ngram --local-head dels
+    python -m bench.drafters --drafter dspark ngram dflash=./dflash --local-head ./dels
     python -m bench.drafters --drafter mine=./run/dspark --depth-drafters 1=./d1 2=./d2
     python -m bench.drafters --depth-only --depth-drafters 1=./d1 2=./d2 3=./d3
 

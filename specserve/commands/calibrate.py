@@ -23,7 +23,7 @@ from specserve.settings.target_source import TINY, locate_target
 HELP = "calibrate a drafter's confidences on held-out prompts, and measure how fast it is here"
 EXAMPLES = """examples:
   specserve calibrate                                       the tiny target and its drafter
-  specserve calibrate --drafter dflash --local-head dels    a DFlash with a local head
+  specserve calibrate --drafter ./dflash --local-head ./dels    a DFlash with a local head
   specserve calibrate --target ./Qwen3-4B --drafter ./dspark-4b --num-prompts 200
   specserve calibrate --target smollm2 --drafter ./mine --data chats    as chats are served
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png

@@ -33,7 +33,7 @@ NGRAM = "ngram"  # prompt lookup: no files
 # bench/results/sync. On CUDA its passes cost what a target's forward does: .64 of plain decoding
 # where DSpark has 1.8 (results/gpu).
 _COLOCATED_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
-_ASYNC_DEFAULTS = {"cpu": ("lm", "dspark-async", "dspark"), "cuda": ("dspark-async", "dspark")}
+_ASYNC_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
 _SMOLLM2_DEFAULTS, _SMOLLM2_ASYNC_DEFAULTS = ("dspark", "lm"), ("dspark-async", "dspark", "lm")
 
 

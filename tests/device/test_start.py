@@ -35,18 +35,16 @@ from target_node.speculation.miss_policy import Miss
 from tests.device import pretended
 from tests.device.pretended import PretendedCuda
 from tests.device.workload import both_kinds
+from tests.specserve.drafters.made_for_embedded import write_dels, write_dflash
 from tests.target_node.in_process import ScriptedControl
 from tests.target_node.planning.known import now
 
-# Those that come with the embedded target.
-DRAFTERS = {
-    "dspark": {"drafter": "dspark"},
-    "dflash": {"drafter": "dflash"},
-    "dels": {"drafter": "dflash", "local_head": "dels"},
-    "lm": {"drafter": "lm"},
-    "ngram": {"drafter": "ngram"},
-}
+MADE = {"dflash": write_dflash, "dels": write_dels}  # others come with the embedded target
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "dels", "lm", "ngram")]
+
+
+def speculation_with(name: str, folder: Path) -> dict[str, str]:
+    return MADE[name](folder) if name in MADE else {"drafter": name}
 
 
 def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str) -> ResolvedConfig:
@@ -108,10 +106,8 @@ def shared_memory() -> Iterator[tuple[int, SharedRegion]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark", *SLOW])
-def test_a_leader_serves_with_every_embedded_drafter(
-    cuda: PretendedCuda, tmp_path: Path, name: str
-):
-    config = resolved(mode="sync", **DRAFTERS[name])
+def test_a_leader_serves_with_every_kind_of_drafter(cuda: PretendedCuda, tmp_path: Path, name: str):
+    config = resolved(mode="sync", **speculation_with(name, tmp_path))
     node = leader(config, arguments(tmp_path))
     assert isinstance(node.control, ScriptedControl)
     assert node.runner.model.embedding.device == torch.device("cuda", 0)
@@ -186,7 +182,7 @@ def test_drafters_by_default_are_those_whose_passes_are_captured():
         for found in [resolved("1+0" if mode == "sync" else "1+1", mode=mode).speculation]
         for folder in (found.drafter, found.colocated_drafter)
     ]
-    assert names == ["dspark", "", "dspark-async", "dspark", "dspark-async", "dspark"]
+    assert names == ["dspark", "", "dspark", "dspark", "dspark", "dspark"]
 
 
 @pytest.mark.slow
@@ -304,8 +300,8 @@ def test_async_with_one_thing_to_do_about_misses_has_nothing_to_choose(
 def test_a_draft_process_starts_on_a_device_of_its_own(
     cuda: PretendedCuda, tmp_path: Path, name: str
 ):
-    speculation = {key: value for key, value in DRAFTERS[name].items() if key != "local_head"}
-    config = resolved("1+1", mode="async", **speculation)
+    drafter = speculation_with(name, tmp_path)["drafter"]
+    config = resolved("1+1", mode="async", drafter=drafter)
     with shared_memory() as (fd, region):
         node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
         drafter = node.prespeculation._drafter

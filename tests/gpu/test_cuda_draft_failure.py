@@ -34,7 +34,7 @@ def plain() -> list[Outcome]:
 @pytest.mark.parametrize("link", ["shm", "nccl"])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_text_is_that_of_plain_decoding(plain: list[Outcome], link: str, signum: int):
-    settings = (*EXACT, f"speculation.link={link}", "speculation.drafter=dspark-async")
+    settings = (*EXACT, f"speculation.link={link}", "speculation.drafter=dspark")
     with launched_async(*settings) as service:
         address = service.address()
         watch = DraftWatch(address)

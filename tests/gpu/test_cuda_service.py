@@ -13,6 +13,7 @@ from specserve.cli import main
 from specserve.client import Client
 from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
 from tests.run_first import run_first
+from tests.specserve.drafters.made_for_embedded import write_dels, write_dflash
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,13 +29,7 @@ NCCL_ON_ONE_DEVICE = """
 from specserve.settings import resolve
 resolve._collectives = lambda device, *, shares_devices: "nccl"
 """
-DRAFTERS = {
-    "dspark": ("--drafter", "dspark"),
-    "dflash": ("--drafter", "dflash"),
-    "dels": ("--drafter", "dflash", "--local-head", "dels"),
-    "lm": ("--drafter", "lm"),
-    "ngram": ("--drafter", "ngram"),
-}
+MADE = {"dflash": write_dflash, "dels": write_dels}  # others come with the embedded target
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +66,16 @@ def test_a_service_with_default_dtype_and_measured_memory(
     assert len(answer.samples[0].token_ids) == 24
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ["dspark", "lm", "ngram", *MADE])
 @pytest.mark.parametrize("method", ["coupled", "foreseeable"])
-def test_every_embedded_drafter_beside_the_target(
-    start_service: Callable[..., str], plain: list, name: str, method: str
+def test_every_kind_of_drafter_beside_the_target(
+    start_service: Callable[..., str], plain: list, tmp_path: Path, name: str, method: str
 ):
-    flags = ("--speculation", "sync", "--verification", method)
-    address = start_service(*EXACT, *flags, *DRAFTERS[name])
+    settings = MADE[name](tmp_path) if name in MADE else {"drafter": name}
+    flags = ["--speculation", "sync", "--verification", method]
+    for key, value in settings.items():
+        flags += ["--set", f"speculation.{key}={value}"]
+    address = start_service(*EXACT, *flags)
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=1)) == []
 
 

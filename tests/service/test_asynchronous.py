@@ -132,7 +132,7 @@ def test_equal_in_every_topology(plain: list[Outcome], topology: str, settings: 
 def test_equal_while_drafts_are_killed_stopped_and_lied_to(
     plain: list[Outcome], topology: str, schedule: dict[str, int]
 ):
-    with asynchronous(topology, SLOW_TARGET, "speculation.drafter=dspark-async") as launched:
+    with asynchronous(topology, SLOW_TARGET, "speculation.drafter=dspark") as launched:
         total, damage = attack(launched, plain, REQUESTS, **schedule)
     assert (total.num_failed, total.num_wrong) == (0, 0)
     assert total.num_hits > 20

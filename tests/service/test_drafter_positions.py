@@ -40,7 +40,7 @@ def short(folder: Path, name: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
-@pytest.mark.parametrize("name", ["dspark", "dflash", "lm"])
+@pytest.mark.parametrize("name", ["dspark", "lm"])
 def test_nothing_is_drafted_beyond_the_positions_of_a_drafter(tmp_path, service, name, mode):
     drafter = short(tmp_path / name, name)
     flags = ["--oversubscribe", "--drafter", str(drafter)]

@@ -38,7 +38,7 @@ ends.Meeting = GlooMeeting
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launched]:
     run_first(monkeypatch, tmp_path, PROCESSES, GLOO_FOR_NCCL)
     # Light enough to be in time beside a bare target even on a machine that does other things.
-    with launched_async("speculation.link=nccl", "speculation.drafter=dspark-async") as made:
+    with launched_async("speculation.link=nccl", "speculation.drafter=dspark") as made:
         yield made
 
 

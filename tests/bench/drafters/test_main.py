@@ -9,20 +9,11 @@ from bench import domains
 from bench.drafters import __main__ as command
 from bench.drafters.__main__ import build_parser, main, read_plan
 from specserve.errors import InvalidField
-from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, write_drafter
+from tests.specserve.drafters.made_for_embedded import embedded_shape
 
 TINY = ["--quick", "--target", "tiny", "--num-prompts", "2", "--candidates", "2"]
 TINY += ["--max-tokens", "12", "--gammas", "2", "--thresholds", "0.4"]
-
-
-def embedded_shape() -> dict:
-    config = json.loads((EMBEDDED_TARGET / "config.json").read_text())
-    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    names = (*names, "max_position_embeddings", "rope_parameters")
-    shape = {name: config[name] for name in names}
-    return {**shape, "intermediate_size": 64, "num_hidden_layers": 1, "num_target_layers": 5,
-            "target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 3}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -193,7 +193,8 @@ def _tables(num_drafted: int, vocab_size: int) -> dict[str, torch.Tensor]:
 
 def write_head(folder, shapes, **changes):
     write_config(folder, LOCAL_HEAD, **changes)
-    counts = torch.arange(64) % 7
+    vocab_size = (LOCAL_HEAD | changes)["vocab_size"]
+    counts = torch.arange(vocab_size or 64) % 7
     save_file({**random_weights(shapes), "unigram_counts": counts}, folder / "model.safetensors")
     return folder
 

@@ -121,17 +121,15 @@ def test_the_embedded_target_has_a_drafter_by_default():
     assert locate().drafter == str(DRAFTERS / "lm")
 
 
-def test_draft_processes_have_a_drafter_of_their_own_where_it_comes_along(tmp_path, monkeypatch):
-    write_folders(tmp_path, "dspark", "dspark-async", "lm")
+def test_without_the_first_choice_the_second_drafts(tmp_path, monkeypatch):
+    write_folders(tmp_path, "dspark", "lm")
     monkeypatch.setattr(drafter_source, "EMBEDDED_DRAFTERS", tmp_path)
-    for best in ("lm", "dspark-async", "dspark"):
-        beside = "lm" if best == "lm" else "dspark"
-        assert names(locate(mode="auto", drafts=0)) == (beside, beside)
+    for best in ("lm", "dspark"):
+        assert names(locate(mode="auto", drafts=0)) == (best, best)
         for mode in ("async", "auto"):
-            assert names(locate(mode=mode, drafts=1)) == (best, beside)
-        if best != "dspark":
-            (tmp_path / best / "config.json").unlink()
-            (tmp_path / best).rmdir()
+            assert names(locate(mode=mode, drafts=1)) == (best, best)
+        (tmp_path / best / "config.json").unlink()
+        (tmp_path / best).rmdir()
 
 
 def test_what_the_user_names_drafts_where_it_was_meant_to():
@@ -159,7 +157,7 @@ def test_a_launch_that_drafts_nothing_asks_for_no_local_head(tmp_path):
 
 def test_a_local_head_is_a_folder():
     with pytest.raises(InvalidField, match=r"speculation\.local_head: 'ngram' is no folder"):
-        locate(drafter=str(DRAFTERS / "dflash"), local_head="ngram")
+        locate(drafter=str(DRAFTERS / "dspark"), local_head="ngram")
 
 
 def test_two_names_where_one_place_drafts_are_refused():
