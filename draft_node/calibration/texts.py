@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from draft_node.offline_target import OfflineTarget
-from draft_node.training.chats.store import ChatStore, is_held_out
+from draft_node.training.chats.store import chats_in, is_held_out
 from specserve.errors import InvalidField
 from specserve.models.tokenizer_files import load_tokenizer
 from specserve.sampling.batch import SamplingBatch
@@ -69,7 +69,7 @@ def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -
     """
     found = dict.fromkeys(
         tuple(map(int, exchange.prompt_ids))
-        for exchange in ChatStore(folder).exchanges()
+        for exchange in chats_in(folder).exchanges()
         if is_held_out(exchange) and 0 < len(exchange.prompt_ids) <= max_len
     )
     if len(found) < count:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draft_node.training import dataset
 from draft_node.training.batches import encode_stream, tokens_of
-from draft_node.training.chats.store import MANIFEST, ChatStore, Exchange, is_held_out, stream_of
+from draft_node.training.chats.store import MANIFEST, Exchange, chats_in, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
 from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
@@ -59,6 +59,8 @@ class TextConfig:
         """What the flags of `options.add_run_options` say; raises InvalidField if they disagree."""
         if arguments.data is not None and arguments.text is not None:
             raise InvalidField("--text", "is not read beside --data; give one of them")
+        if arguments.data is not None:
+            chats_in(arguments.data)  # before models are loaded
         return TextConfig(
             work=work_folder(arguments),
             text=arguments.text,
@@ -118,7 +120,7 @@ def _gathered(target: FrozenTarget, config: TextConfig) -> TextSource:
 def chats(folder: Path, vocab_size: int) -> TextSource:
     """The chats in a folder. Raises InvalidField if it holds too few, or ids of other models."""
     parts: dict[bool, list[Exchange]] = {False: [], True: []}
-    for exchange in ChatStore(folder).exchanges():
+    for exchange in chats_in(folder).exchanges():
         parts[is_held_out(exchange)].append(exchange)
     (training, starts), (held_out, _) = (stream_of(parts[held]) for held in (False, True))
     for what, stream, least in (

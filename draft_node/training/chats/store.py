@@ -106,6 +106,16 @@ def stream_of(exchanges: Iterable[Exchange]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.zeros(0, np.int32), *parts]), np.asarray(starts, dtype=np.int64)
 
 
+def chats_in(folder: Path) -> ChatStore:
+    """Those that somebody wrote. Raises InvalidField where there are none."""
+    if not folder.is_dir():
+        raise InvalidField(_FIELD, f"{folder} is no folder; specserve train data writes one")
+    store = ChatStore(folder)
+    if not store.next_number:
+        raise InvalidField(_FIELD, f"{folder} has no chats; specserve train data writes them")
+    return store
+
+
 def _parts_in(folder: Path) -> list[tuple[int, int, Path]]:
     found = [(match, path) for path in folder.glob("chats-*.npz") if (match := _name(path))]
     parts = sorted((int(match[1]), int(match[2]), path) for match, path in found)
