@@ -142,9 +142,9 @@ def test_chats_are_split_by_number_and_checked_against_the_target(tmp_path):
 
 def test_too_few_chats_none_and_no_folder_are_refused(tmp_path):
     (empty := tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidField, match="--data: .*empty has no chats; specserve train data"):
+    with pytest.raises(InvalidField, match=r"--data: .*empty has no chats; specserve train data"):
         chats(empty, 200)
-    with pytest.raises(InvalidField, match="--data: .*nowhere is no folder; specserve train data"):
+    with pytest.raises(InvalidField, match=r"--data: .*nowhere is no folder; specserve train data"):
         chats(tmp_path / "nowhere", 200)
     ChatStore(empty).add(1, [Exchange(0, 1.0, [1, 2], [3, 4])], 200)
     with pytest.raises(InvalidField, match="tokens are too few for training, 1024 needed"):
