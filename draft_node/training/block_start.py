@@ -42,7 +42,9 @@ def starting_point(
     _refuse_changes(arguments, spec)
     weights = given_weights(arguments.init, "--init")
     qk_norm = "layers.0.self_attn.q_norm.weight" in weights
-    spec = replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
+    # No weight knows how many slots there are, so that short blocks can be learned first.
+    gamma = arguments.gamma or spec.gamma
+    spec = replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm), block_size=gamma)
     own = {name: w for name, w in weights.items() if name not in (EMBEDDING, LM_HEAD)}
     return _deepened(spec, own, arguments.layers or spec.decoder.num_layers)
 
@@ -122,7 +124,6 @@ def _refuse_changes(arguments: argparse.Namespace, spec: BlockSpec) -> None:
         confidence = "markov" if spec.confidence.with_markov else "hidden"
     held = {
         "layers": max(spec.decoder.num_layers, arguments.layers or 0),  # deeper is possible
-        "gamma": spec.gamma,
         "feature_layers": spec.feature_layers,
         "mask_token_id": spec.mask_token_id,
         "markov": spec.markov.kind.value if spec.markov else "none",

@@ -88,9 +88,11 @@ def test_a_dflash_has_no_heads(folder, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_drafter_can_be_tuned_for_gaps(folder, train, tmp_path, capsys):
+def test_a_drafter_can_be_tuned_for_gaps_and_shorter_blocks(folder, train, tmp_path, capsys):
     assert train("dspark", "--rank", "8", "--markov", "gated") == 0
-    assert train("dspark", "--init", str(tmp_path / "out"), "--max-gap", "4", out="gap") == 0
+    shorter = ("--init", str(tmp_path / "out"), "--max-gap", "4", "--gamma", "2")
+    assert train("dspark", *shorter, out="gap") == 0
+    assert loaded(folder, tmp_path / "gap").gamma == 2
     assert json.loads((tmp_path / "gap" / "config.json").read_text())["max_feature_gap"] == 4
     before, after = (loaded(folder, tmp_path / name).head.embedding for name in ("out", "gap"))
     assert 0 < (after - before).norm() < before.norm()
