@@ -122,8 +122,8 @@ def _compare(plain: list[Answer], drafted: list[Answer]) -> int:
         return 1
     _say(
         "the texts are equal\n"
-        "(drafted by looking up what was written before, which gains where an answer repeats "
-        "itself or its question)\n"
+        "(drafted by a language model of three layers that was cut from the target, while the "
+        "target works)\n"
     )
     return os.EX_OK
 

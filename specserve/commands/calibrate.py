@@ -17,7 +17,7 @@ import specserve
 from specserve.errors import InvalidField
 from specserve.processes.run_dir import make_output_folder
 from specserve.settings.config import NUM_KEPT, SpeculationConfig
-from specserve.settings.drafter_source import NGRAM, locate_drafter
+from specserve.settings.drafter_source import NGRAM, locate_drafter, shipped_drafters
 from specserve.settings.target_source import TINY, locate_target
 
 HELP = "calibrate a drafter's confidences on held-out prompts, and measure how fast it is here"
@@ -116,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = locate_drafter(wanted, target)
     if found.drafter is None or found.drafter == NGRAM:
-        raise InvalidField("--drafter", "prompt lookup has no distributions and no confidences")
+        problem = "prompt lookup has no distributions and no confidences"
+        others = ", ".join(shipped_drafters(target))
+        given = f"; name one of {others}, or a folder" if others else "; name a drafter's folder"
+        raise InvalidField("--drafter", problem + given)
     drafter = Path(found.drafter)
     if drafter.is_file():
         problem = (

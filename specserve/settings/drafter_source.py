@@ -34,7 +34,11 @@ NGRAM = "ngram"  # prompt lookup: no files
 # where DSpark has 1.8 (results/gpu).
 _COLOCATED_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
 _ASYNC_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
-_SMOLLM2_DEFAULTS, _SMOLLM2_ASYNC_DEFAULTS = ("dspark", "lm"), ("dspark-async", "dspark", "lm")
+# For SmolLM2 on a CPU a lookup gains most of greedy text, and costs nothing where it finds nothing;
+# a draft process has the time for the language model. What was measured is in bench/LOG.md. On
+# CUDA it is the design's DSpark, and its deeper kind ahead.
+_SMOLLM2_COLOCATED = {"cpu": (NGRAM,), "cuda": ("dspark", "lm", NGRAM)}
+_SMOLLM2_ASYNC = {"cpu": ("lm", "dspark", NGRAM), "cuda": ("dspark-async", "dspark", "lm", NGRAM)}
 
 
 def locate_drafter(
@@ -116,8 +120,8 @@ def _defaults(target: Path, device: str) -> tuple[str | None, str | None]:
         ahead, beside = (next((n for n in names if n in known), names[-1]) for names in wanted)
         return ahead, beside
     if target == find_smollm2():
-        wanted = _SMOLLM2_ASYNC_DEFAULTS, _SMOLLM2_DEFAULTS
-        ahead, beside = (next((n for n in names if n in known), NGRAM) for names in wanted)
+        wanted = _SMOLLM2_ASYNC[device], _SMOLLM2_COLOCATED[device]
+        ahead, beside = (next(n for n in names if n in (*known, NGRAM)) for names in wanted)
         return ahead, beside
     return None, None
 

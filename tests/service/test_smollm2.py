@@ -50,5 +50,5 @@ def test_it_is_what_a_launch_serves_unless_told_otherwise(start_service: Callabl
     with Client(address) as client:
         assert client.model_info().model == "SmolLM2-135M-Instruct"
         assert "Paris" in client.generate(QUESTION, temperature=0, max_tokens=32).text
-        # By default it may draft, by looking up what was said before.
+        # In the target's process it is drafted by looking up what was said before.
         assert client.spec_config().drafter == "ngram"

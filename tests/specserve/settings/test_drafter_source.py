@@ -11,8 +11,10 @@ from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 
 
-def locate(target=EMBEDDED_TARGET, mode="sync", drafts=0, **fields) -> SpeculationConfig:
-    return locate_drafter(SpeculationConfig(mode=mode, **fields), target, drafts)
+def locate(
+    target=EMBEDDED_TARGET, mode="sync", drafts=0, device="cpu", **fields
+) -> SpeculationConfig:
+    return locate_drafter(SpeculationConfig(mode=mode, **fields), target, drafts, device=device)
 
 
 def names(speculation: SpeculationConfig) -> tuple[str | None, str | None]:
@@ -65,10 +67,13 @@ def test_smollm2_has_the_drafters_that_come_along_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(drafter_source, "SMOLLM2_DRAFTERS", tmp_path)
     smollm2 = locate_target("smollm2")
     write_folders(tmp_path, "dspark", "lm")
-    assert locate(smollm2).drafter == str(tmp_path / "dspark")
-    assert names(locate(smollm2, "async", 1)) == ("dspark", "dspark")
+    assert locate(smollm2).drafter == "ngram"
+    assert names(locate(smollm2, "async", 1)) == ("lm", "ngram")
+    assert names(locate(smollm2, "auto", 1)) == ("lm", "ngram")
+    assert locate(smollm2, device="cuda").drafter == str(tmp_path / "dspark")
+    assert names(locate(smollm2, "async", 1, device="cuda")) == ("dspark", "dspark")
     write_folders(tmp_path, "dspark-async")
-    assert names(locate(smollm2, "auto", 1)) == ("dspark-async", "dspark")
+    assert names(locate(smollm2, "auto", 1, device="cuda")) == ("dspark-async", "dspark")
     assert locate(smollm2, drafter="lm").drafter == str(tmp_path / "lm")
     assert locate(smollm2, drafter="ngram").drafter == "ngram"
     # The tiny target's have names too, and another vocabulary.
