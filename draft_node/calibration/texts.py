@@ -73,7 +73,8 @@ def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -
         if is_held_out(exchange) and 0 < len(exchange.prompt_ids) <= max_len
     )
     if len(found) < count:
-        raise InvalidField("--num-prompts", f"{folder} has only {len(found)} held-out requests")
+        problem = f"{count}: {folder} has {len(found)} held-out requests"
+        raise InvalidField("--num-prompts", f"{problem}; ask for so many, or write more chats")
     if (most := max(map(max, found))) >= vocab_size:
         raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
     # Kinds of chats take turns, but not evenly: the first few would be of one kind.

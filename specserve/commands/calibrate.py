@@ -118,8 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     if found.drafter is None or found.drafter == NGRAM:
         problem = "prompt lookup has no distributions and no confidences"
         others = ", ".join(shipped_drafters(target))
-        given = f"; name one of {others}, or a folder" if others else "; name a drafter's folder"
-        raise InvalidField("--drafter", problem + given)
+        what_to_type = f"; name one of {others}, or a folder" if others else "; name a folder"
+        raise InvalidField("--drafter", problem + what_to_type)
     drafter = Path(found.drafter)
     if drafter.is_file():
         problem = (
