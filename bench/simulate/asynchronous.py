@@ -130,7 +130,8 @@ class SimulatedAsynchronous(NoSpeculation):
             sequence, outcome = row.sequence, self._outcome_before(row.sequence)
             if outcome is None:
                 continue
-            block = self._process_of(sequence).block_for(sequence, outcome, by_s)
+            number, process = sequence.num_rounds - 1, self._process_of(sequence)
+            block = process.block_for(sequence, number, outcome, by_s)
             if block is not None:
                 lengths[sequence] = block.num_tokens - 1  # the last one stays behind
         return self._draw(lengths)
@@ -154,7 +155,8 @@ class SimulatedAsynchronous(NoSpeculation):
         for row in rows:
             sequence = row.sequence
             behind = Behind(self._admission.kind(sequence), self._were_hits.get(sequence, False))
-            num_outcomes = self._process_of(sequence).num_prepared(sequence, by_s)
+            number, process = sequence.num_rounds - 1, self._process_of(sequence)
+            num_outcomes = process.num_prepared(sequence, number, by_s)
             seen.setdefault(behind, []).append((num_outcomes, sequence in hits))
         for behind, each in seen.items():
             num_outcomes, num_hits = (sum(values) for values in zip(*each, strict=True))
@@ -190,7 +192,7 @@ class SimulatedAsynchronous(NoSpeculation):
         for row in missed:
             process = self._process_of(row.sequence)
             process.advance(ends_s)
-            block = process.root_of(row.sequence)
+            block = process.root_of(row.sequence, row.sequence.num_rounds)
             if block is not None and block.ready_s + self._link_s <= ends_s:
                 lengths[row.sequence] = block.num_tokens - 1
                 latest_s = max(latest_s, block.ready_s + self._link_s)
@@ -224,6 +226,7 @@ class SimulatedAsynchronous(NoSpeculation):
         confidences = row.speculation.confidences if row.speculation is not None else None
         return RowSeen(
             row=row.sequence,
+            number=row.sequence.num_rounds,
             outcome=self._outcome_before(row.sequence),
             verify_len=row.verify_len,
             confidences=(confidences or ())[: row.verify_len],

@@ -33,6 +33,7 @@ class RowSeen:
     """What a target reports of one row."""
 
     row: Hashable
+    number: int  # of the row's round that begins
     outcome: Outcome | None  # of the round before; None: the process was not told of that one
     verify_len: int  # of the round that begins
     confidences: tuple[float, ...]  # of what it verifies; empty: the drafter has none
@@ -103,22 +104,29 @@ class DraftProcess:
         if len(self._inbox) > 1 and self._inbox[-2].arrives_s > seen.arrives_s:
             self._inbox = deque(sorted(self._inbox, key=lambda each: each.arrives_s))
 
-    def block_for(self, row: Hashable, outcome: Outcome, by_s: float) -> Prepared | None:
-        """What was prepared for the round that is over, if it left the process by then."""
+    def block_for(
+        self, row: Hashable, number: int, outcome: Outcome, by_s: float
+    ) -> Prepared | None:
+        """What was prepared for that outcome of the row's round, if it left the process by then."""
         self.advance(by_s)
-        of_row = self._rounds.get(row)
+        of_row = self._round(row, number)
         found = None if of_row is None else of_row.prepared.get(outcome)
         return found if found is not None and found.ready_s <= by_s else None
 
-    def num_prepared(self, row: Hashable, by_s: float) -> int:
-        """Blocks for the row's round that left the process by then."""
-        of_row = self._rounds.get(row)
+    def num_prepared(self, row: Hashable, number: int, by_s: float) -> int:
+        """Blocks for outcomes of the row's round that left the process by then."""
+        of_row = self._round(row, number)
         return sum(each.ready_s <= by_s for each in of_row.prepared.values()) if of_row else 0
 
-    def root_of(self, row: Hashable) -> Prepared | None:
-        """The block after the row's anchor, once it was asked for and `advance` came so far."""
-        of_row = self._rounds.get(row)
+    def root_of(self, row: Hashable, number: int) -> Prepared | None:
+        """The block after the round's anchor, once it was asked for and `advance` came so far."""
+        of_row = self._round(row, number)
         return None if of_row is None else of_row.root
+
+    def _round(self, row: Hashable, number: int) -> _Round | None:
+        """None where the process has not heard of it yet."""
+        found = self._rounds.get(row)
+        return found if found is not None and found.seen.number == number else None
 
     def forget(self, row: Hashable) -> None:
         """It has ended."""
@@ -140,8 +148,9 @@ class DraftProcess:
         round_s = seen.round_s or math.inf
         for row in seen.rows:
             before = self._rounds.get(row.row)
-            if before is not None and row.outcome is not None:
-                self._learn(before, row.outcome, self.now_s)
+            follows = before is not None and before.seen.number == row.number - 1
+            if before is not None and follows and row.outcome is not None:
+                self._learn(before, row.outcome)
             self._rounds[row.row] = _Round(
                 row,
                 due_s=seen.arrives_s + round_s * self._margin.share,
@@ -151,7 +160,7 @@ class DraftProcess:
         self._margin.settle()
         self._take(self.times.enter_s)
 
-    def _learn(self, before: _Round, outcome: Outcome, now_s: float) -> None:
+    def _learn(self, before: _Round, outcome: Outcome) -> None:
         """What became of the round before."""
         found = before.prepared.get(outcome)
         if found is not None and before.look_s < math.inf:

@@ -17,7 +17,6 @@ from bench.simulate.texts import Draws
 from bench.simulate.virtual_time import VirtualTime
 from specserve.backends.base import Backend
 from specserve.errors import InvalidField
-from specserve.sampling.verification.method import VerificationMethod
 from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace

@@ -19,7 +19,8 @@ from bench.simulate.beliefs import Belief, Calibrated
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-NO_RANK = -1  # the token is among no guesses
+_NEVER = 2**31  # a rank that no guess has
+_LEAST_POWER = 1e-9
 
 
 class RankLaw(NamedTuple):
@@ -36,13 +37,18 @@ class RankLaw(NamedTuple):
 
     def ranks(self, rng: np.random.Generator, count: int) -> Integers:
         """Ranks of so many next tokens, from 0 on."""
-        # P(rank >= F) = missed * F ** -power is turned around.
         chances = rng.random(count)
+        found = np.zeros(count, np.int64)
+        beyond = chances < self.missed
+        # P(rank >= F) = missed * F ** -power, turned around; without a power there is no end.
+        power = max(self.power, _LEAST_POWER)
         with np.errstate(divide="ignore", over="ignore"):
-            ranks = np.floor((chances / self.missed) ** (-1 / self.power)) if self.missed else None
-        if ranks is None:
-            return np.zeros(count, np.int64)
-        return np.where(chances >= self.missed, 0, np.minimum(ranks, 2**31)).astype(np.int64)
+            ranks = (chances[beyond] / self.missed) ** (-1 / power)
+        found[beyond] = np.minimum(np.floor(ranks), _NEVER)
+        return found
+
+
+_USUAL = RankLaw()
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class Texts:
     accept: Sequence[float] = (0.7,)
     spread: float = 0.0
     belief: Belief = Belief.NONE
-    recovery: RankLaw = RankLaw()  # of what follows a rejected token
-    bonus: RankLaw = RankLaw()  # ... and a block that stands whole
+    recovery: RankLaw = _USUAL  # of what follows a rejected token
+    bonus: RankLaw = _USUAL  # ... and a block that stands whole
     prepared: float = 1.0  # times `accept`, of blocks drafted before their anchor was certain
     raw: tuple[float, float] = (1.6, 0.6)  # see `beliefs`: how overconfident raw ones are
     noise: float = 0.5
