@@ -11,7 +11,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -185,9 +185,7 @@ class DraftProcess:
         if roots:
             self._draft_roots([each for each in roots if each.seen.asked_anyway] or roots)
             return True
-        for each in live:
-            if each.plan is None:
-                each.plan = self._plan(each.seen)
+        self._plan([each for each in live if each.plan is None])
         return self._draft_outcomes(live)
 
     def _draft_roots(self, rounds: list[_Round]) -> None:
@@ -219,12 +217,18 @@ class DraftProcess:
             count //= 2
         return rounds[:count]
 
-    def _plan(self, seen: RowSeen) -> Plan:
-        length = seen.verify_len
-        known = seen.confidences or tuple(self._prior.confidences)
-        pending = PendingBlock((0,) * length, known[:length], num_slots=length + 1, next_id=0)
-        candidates = np.broadcast_to(self._ranks, (length + 1, len(self._ranks)))
-        return self._planner.plan(self._kind, pending, candidates)
+    def _plan(self, rounds: Sequence[_Round]) -> None:
+        """Rows that verify as much with the same confidences have the same plan."""
+        prior = tuple(self._prior.confidences)
+        plans: dict[tuple[int, tuple[float, ...]], Plan] = {}
+        for each in rounds:
+            length = each.seen.verify_len
+            known = (each.seen.confidences or prior)[:length]
+            if (length, known) not in plans:
+                pending = PendingBlock((0,) * length, known, num_slots=length + 1, next_id=0)
+                candidates = np.broadcast_to(self._ranks, (length + 1, len(self._ranks)))
+                plans[length, known] = self._planner.plan(self._kind, pending, candidates)
+            each.plan = replace(plans[length, known])  # of which each takes its own outcomes
 
     def _draft_outcomes(self, rounds: Sequence[_Round]) -> bool:
         due = [each for each in rounds if _is_due(each, self.now_s)]

@@ -145,7 +145,9 @@ class SimulatedTarget:
         forward_s = self._forward_s(size)
         self._steps.observe(size, forward_s)
         self._latest_forward_s = forward_s
-        return self._clock.now_s + forward_s + self._setting.rest_s
+        is_drafted = any(row.verify_len for row in self._rows)
+        rest_s = self._setting.rest_s + is_drafted * self._setting.drafted_rest_s
+        return self._clock.now_s + forward_s + rest_s
 
     def has_done(self, share: float, wanted: int, rounds_at_most: int) -> bool:
         return self._num_done >= share * wanted or self._num_rounds >= share * rounds_at_most

@@ -66,7 +66,8 @@ class Setting:
     policy: str = "price"  # see `target_node.planning.policies`
     # Of a mode that drafts in processes: auto | skip | local_draft | draft_now.
     miss_policy: str = "auto"
-    rest_s: float = 0.0  # of a round, besides drafting and the forward
+    rest_s: float = 0.0  # of a round, besides drafting and the forward, ...
+    drafted_rest_s: float = 0.0  # ... and of one with drafted tokens besides
     slower: float = 1.0  # times a forward takes as long beside a busy draft process
     weighs_costs: bool = True  # as services do; else whatever is drafted is verified by the policy
     seed: int = 0

@@ -59,15 +59,18 @@ def forward_s(device: Device, model: Model, num_devices: int, num_tokens: int) -
     return max(read_s, multiply_s) / num_devices + model.num_layers * (device.layer_s + reduces)
 
 
+def pace_of(plain_s: float, device: Device, model: Model, num_devices: int) -> float:
+    """How many times as long as the roofline says a forward of one token is known to take."""
+    return plain_s / forward_s(device, model, num_devices, 1)
+
+
 def roofline(
-    device: Device, model: Model, num_devices: int, *, plain_s: float | None = None
+    device: Device, model: Model, num_devices: int, *, pace: float = 1.0
 ) -> FrozenSteps:
     """The table of a target on so many devices.
 
-    `plain_s`: what a forward of one token is known to take. All sizes take as many times longer or
-    shorter than the roofline, which then says only how they compare.
+    All sizes take `pace` times as long, so that the roofline then says only how they compare.
     """
-    pace = 1.0 if plain_s is None else plain_s / forward_s(device, model, num_devices, 1)
     key_s = model.kv_bytes / num_devices / (device.bytes_per_s * device.bytes_reached)
     cells = [(n, pace * forward_s(device, model, num_devices, n)) for n in SIZES]
     return FrozenSteps(cells, Slopes(0.0, key_s), 1.0, ())
