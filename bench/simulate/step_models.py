@@ -64,9 +64,7 @@ def pace_of(plain_s: float, device: Device, model: Model, num_devices: int) -> f
     return plain_s / forward_s(device, model, num_devices, 1)
 
 
-def roofline(
-    device: Device, model: Model, num_devices: int, *, pace: float = 1.0
-) -> FrozenSteps:
+def roofline(device: Device, model: Model, num_devices: int, *, pace: float = 1.0) -> FrozenSteps:
     """The table of a target on so many devices.
 
     All sizes take `pace` times as long, so that the roofline then says only how they compare.

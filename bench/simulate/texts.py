@@ -66,7 +66,7 @@ class Texts:
     recovery: RankLaw = _USUAL  # of what follows a rejected token
     bonus: RankLaw = _USUAL  # ... and a block that stands whole
     prepared: float = 1.0  # times `accept`, of blocks drafted before their anchor was certain
-    raw: tuple[float, float] = (1.6, 0.6)  # see `beliefs`: how overconfident raw ones are
+    raw: tuple[float, float] = (1.5, 2.0)  # see `beliefs`: how overconfident raw ones are
     noise: float = 0.5
 
     def means(self, num_tokens: int, *, is_prepared: bool = False) -> Floats:
@@ -88,11 +88,11 @@ class Draws:
 
     def __init__(self, texts: Texts, seed: int, gamma: int) -> None:
         self._texts = texts
-        self._rng = np.random.default_rng(seed)
-        self._gamma = gamma
+        # What planners are told is drawn apart: the texts are the same whatever they believe.
+        self._rng, self._own_rng = (np.random.default_rng([seed, own]) for own in (0, 1))
         self._told = Calibrated(texts.belief, texts.raw, texts.noise)
         if texts.belief is Belief.CALIBRATED:  # as `specserve calibrate` does, on other texts
-            sample = np.random.default_rng(seed + 1)
+            sample = np.random.default_rng([seed, 2])
             chances = self._chances(sample, texts.means(gamma), 4000)
             self._told.fit(sample, chances)
 
@@ -101,7 +101,7 @@ class Draws:
         means = self._texts.means(num_tokens, is_prepared=is_prepared)
         chances = self._chances(self._rng, means, num_rows)
         stands = self._rng.random(chances.shape) < chances
-        confidences = self._told.of(self._rng, chances, stands)
+        confidences = self._told.of(self._own_rng, chances, stands)
         return Drawn(confidences, stands.cumprod(axis=1).sum(axis=1))
 
     def ranks(self, num_standing: Integers, verify_lens: Integers) -> Integers:

@@ -1,0 +1,97 @@
+# pyright: strict
+"""What cannot be run here: 4+1 and 8+2 on H100s, many requests, targets that share a draft process.
+
+Targets and drafters are those of SSD, with what its table says of their parts; the service is ours,
+so that misses decode plainly, are drafted for beside the target, or are waited for, as the planner
+finds best. Beside every asynchronous figure stands the same hardware without a draft process: one
+more device in the target, as if any number of devices could share a model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from bench.simulate.loads import as_load
+from bench.simulate.published import BONUS, LLAMA, QWEN, RECOVERY, Family, engine_of
+from bench.simulate.results import Load
+from bench.simulate.service import simulate
+from bench.simulate.setting import Drafters, Requests, Setting, Topology
+from bench.simulate.step_models import H100, chain_times, pace_of, roofline
+from bench.simulate.texts import Texts
+
+_LINK_S = 20e-6  # one way, between devices of one host
+_GAMMA = 6
+
+
+class System(NamedTuple):
+    """A family on so many devices."""
+
+    family: Family
+    num_devices: int  # of the target
+    num_processes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name}, {self.num_devices}+{self.num_processes}"
+
+
+SYSTEMS = (System(QWEN, 4, 1), System(LLAMA, 4, 1), System(LLAMA, 8, 2))
+
+
+def setting_of(system: System, num_at_once: int) -> Setting:
+    """`auto`, with texts whose tokens stand as often as the mean of SSD's data sets says."""
+    family, devices = system.family, system.num_devices
+    speeds = [sync for sync, _ in family.by_data_set.values()]
+    accept = engine_of(family, sum(speeds) / len(speeds)).accept
+    pace = pace_of(1 / family.plain, H100, family.target, 4)
+    drafts = chain_times(H100, family.draft)
+    return Setting(
+        roofline(H100, family.target, devices, pace=pace),
+        Texts((accept,), recovery=RECOVERY, bonus=BONUS),
+        Drafters(_GAMMA, drafts, drafts, link_s=_LINK_S),
+        Topology(num_processes=system.num_processes),
+        Requests(num_at_once, answer_len=512),
+    )
+
+
+def arms_of(system: System, setting: Setting) -> Mapping[str, Setting]:
+    """By name; the topology that each runs on is part of it."""
+    family, devices = system.family, system.num_devices
+    more = devices + system.num_processes
+    pace = pace_of(1 / family.plain, H100, family.target, 4)
+    whole = replace(setting, steps=roofline(H100, family.target, more, pace=pace))
+    alone = Topology()
+    return {
+        f"off, {devices}+0": replace(setting, mode="off", topology=alone),
+        f"sync, {devices}+0": replace(setting, mode="sync", topology=alone),
+        f"off, {more}+0": replace(whole, mode="off", topology=alone),
+        f"sync, {more}+0": replace(whole, mode="sync", topology=alone),
+        f"async, {devices}+{system.num_processes}": replace(setting, mode="async"),
+        f"auto, {devices}+{system.num_processes}": setting,
+    }
+
+
+def at_loads(system: System, sizes: Sequence[int], tokens_each: int) -> list[Load]:
+    """Every arm at every number of requests."""
+    found: list[Load] = []
+    for size in sizes:
+        arms = arms_of(system, setting_of(system, size))
+        made = {arm: simulate(each, tokens_each=tokens_each) for arm, each in arms.items()}
+        off = next(iter(made.values()))
+        found += [as_load(system.name, arms[arm], arm, each, off) for arm, each in made.items()]
+    return found
+
+
+def sharing(
+    system: System, num_targets: Sequence[int], sizes: Sequence[int], tokens_each: int
+) -> list[Load]:
+    """Targets with so many requests each that all report to the same draft process."""
+    found: list[Load] = []
+    for size in sizes:
+        base = replace(setting_of(system, size), mode="async", miss_policy="skip")
+        off = simulate(replace(base, mode="off"), tokens_each=tokens_each)
+        for count in num_targets:
+            shared = replace(base, topology=Topology(count, 1))
+            made = simulate(shared, tokens_each=tokens_each)
+            found.append(as_load(system.name, shared, "async skip", made, off))
+    return found
