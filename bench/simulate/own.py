@@ -3,8 +3,10 @@
 
 Parts are taken from the plain and the synchronous arm alone: what a forward takes with and without
 drafted tokens, what drafting takes, how often drafted tokens stand, and what is left of a round.
-Asynchronous arms are predicted. What a draft process's batches take was never written down: they
-are taken to grow with their blocks as the target's forwards grow with their tokens.
+Asynchronous arms are predicted, once from these alone, and once with what only they can tell: how
+much longer a forward takes beside a busy draft process, and how often tokens of prepared blocks
+stand. What a draft process's batches take was never written down: they are taken to grow with their
+blocks as the target's forwards grow with their tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,25 +71,41 @@ def compare(source: Source, num_tokens: int) -> list[Measured]:
     setting = setting_of(source, rows["off"], rows["sync"])
     found: list[Measured] = []
     for mode, row in rows.items():
-        made = simulate(replace(setting, mode=mode), tokens_each=num_tokens // source.batch_size)
-        measured, hits = row["tokens_per_s"]["value"], row["hit_rate"]
-        off_by = made.tokens_per_s / measured - 1
-        found.append(
-            Measured(
-                source=source.folder,
-                arm=mode,
-                batch_size=source.batch_size,
-                temperature=source.temperature,
-                measured=measured,
-                simulated=made.tokens_per_s,
-                off_by=off_by,
-                hit_rate=None if hits is None else hits["value"],
-                simulated_hit_rate=made.hit_rate,
-                role="given" if mode in ("off", "sync") else "predicted",
-                why=source.why,
-            )
-        )
+        own = replace(setting, mode=mode)
+        if mode in ("off", "sync"):
+            found.append(_compared(source, own, row, "given", num_tokens))
+            continue
+        found.append(_compared(source, own, row, "predicted", num_tokens))
+        with_parts = _with_parts(own, rows["sync"], rows["async"])
+        found.append(_compared(source, with_parts, row, "with its parts", num_tokens))
     return found
+
+
+def _compared(source: Source, setting: Setting, row: Row, role: str, num_tokens: int) -> Measured:
+    made = simulate(setting, tokens_each=num_tokens // source.batch_size)
+    measured, hits = row["tokens_per_s"]["value"], row["hit_rate"]
+    return Measured(
+        source=source.folder,
+        arm=setting.mode,
+        batch_size=source.batch_size,
+        temperature=source.temperature,
+        measured=measured,
+        simulated=made.tokens_per_s,
+        off_by=made.tokens_per_s / measured - 1,
+        hit_rate=None if hits is None else hits["value"],
+        simulated_hit_rate=made.hit_rate,
+        role=role,
+        why=source.why,
+    )
+
+
+def _with_parts(setting: Setting, sync: Row, asynchronous: Row) -> Setting:
+    """What the asynchronous arm alone can tell."""
+    slower = asynchronous["parts"]["verify_ms"] / sync["parts"]["verify_ms"]
+    of_hits = accept_rate_of(asynchronous["hit_len"], GAMMA)
+    prepared = min(1.0, of_hits / setting.texts.accept[0])
+    texts = replace(setting.texts, prepared=prepared)
+    return replace(setting, texts=texts, slower=max(1.0, slower))
 
 
 def setting_of(source: Source, off: Row, sync: Row) -> Setting:

@@ -87,6 +87,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     draft_share: float
     target_scaling: float
     by_rule: float  # tokens a second with it drafting, over those with it in the target
+    at_best: float  # the same, if all blocks were there in time
     simulated: float
 
 
@@ -97,13 +98,16 @@ class Results(msgspec.Struct, kw_only=True):
     published: list[Published]
     backups: list[Backup]
     draft_devices: list[DraftDevices]
-    critical_sizes: dict[str, float]
+    critical_sizes: dict[str, float]  # by family
+    sensitivity: dict[str, float]  # largest error of the table, by what a layer takes at least
     measured: list[Measured]
     budgets: list[Load]  # DSpark, figure 8
     beliefs: list[Load]
+    conclusion: str  # of these
     predicted: list[Load]
     shared: list[Load]  # several targets on one draft process
     placed: list[Placed]
+    is_quick: bool
     seed: int
     machine: Machine
     command: str
