@@ -46,7 +46,7 @@ QUICK = Size(
     placement.SHARES[::2], placement.SCALINGS[::2],
 )  # fmt: skip
 WHOLE = Size(
-    10_000, 6000, 300, (1, 8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 32, 64, 128, 256, 512), 3,
+    10_000, 4000, 200, (1, 8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 32, 64, 128, 256, 512), 3,
     3000, placement.SHARES, placement.SCALINGS,
 )  # fmt: skip
 _SHARED_TARGETS, _SHARED_SIZES = (1, 2, 4, 8), (1, 8)
@@ -63,7 +63,9 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
     advance("SSD, figure 6")
     backups = [each for f in published.FAMILIES for each in published.backups(f, size.rounds)]
     devices = [each for f in published.FAMILIES for each in published.draft_devices(f, size.rounds)]
-    critical = {family.name: published.critical_size(family) for family in published.FAMILIES}
+    critical = {
+        family.name: published.critical_size(family, size.rounds) for family in published.FAMILIES
+    }
     advance("our own measurements")
     measured = [each for one in own.SOURCES for each in own.compare(one, size.tokens)]
     measured += own_sync.compare(size.tokens)

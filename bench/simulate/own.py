@@ -47,12 +47,12 @@ class Source(NamedTuple):
 _PAPERS = {"off": "plain", "sync": "sync", "async": "async"}
 _LM = {"off": "off", "sync": "sync lm", "async": "async lm", "auto": "auto"}
 _NGRAM = {"off": "off", "sync": "sync ngram", "async": "async ngram", "auto": "auto"}
-_SMALL = "a draft process's batch has costs of its own (tables, noise) as long as its passes"
-_PLANNED = "made by an earlier planner, which verified other lengths; these were not recorded"
+_SMALL = "what a draft batch costs besides its passes: as long as these"
+_PLANNED = "an earlier planner verified other lengths, which were not recorded"
 SOURCES = (
     Source("configurations", _PAPERS),
     Source("configurations", _PAPERS, temperature=1.0),
-    Source("regimes/smollm2", _NGRAM, why="most rows find nothing to look up; it costs little"),
+    Source("regimes/smollm2", _NGRAM, why="most rows find nothing to look up"),
     Source("regimes/int8-intel-two-tiles-100M", _LM),
     Source("regimes/int8-intel-two-tiles-100M", _LM, temperature=1.0),
     Source("regimes/amd-lm-100M", _LM),
@@ -67,7 +67,7 @@ SOURCES = (
 
 def compare(source: Source, num_tokens: int) -> list[Measured]:
     """Every arm of one source; `num_tokens` are simulated of each."""
-    rows = {mode: _row(source, arm) for mode, arm in source.arms.items()}
+    rows = {mode: row_of(source, arm) for mode, arm in source.arms.items()}
     setting = setting_of(source, rows["off"], rows["sync"])
     found: list[Measured] = []
     for mode, row in rows.items():
@@ -95,7 +95,7 @@ def _compared(source: Source, setting: Setting, row: Row, role: str, num_tokens:
         hit_rate=None if hits is None else hits["value"],
         simulated_hit_rate=made.hit_rate,
         role=role,
-        why=source.why,
+        why="" if role == "given" else source.why,
     )
 
 
@@ -134,8 +134,8 @@ def _seconds(row: Row) -> dict[str, float]:
     return {name: parts[f"{name}_ms"] / 1000 for name in ("verify", "draft", "round")}
 
 
-def _row(source: Source, arm: str) -> Row:
-    """Of its report. Raises LookupError where that has none of it."""
+def row_of(source: Source, arm: str) -> Row:
+    """An arm of its report. Raises LookupError where that has none of it."""
     document = msgspec.json.decode((FOLDER / source.folder / "results.json").read_bytes())
     rows: Sequence[Row] = document.get("rows") or [each["row"] for each in document["arms"]]
     for row in rows:

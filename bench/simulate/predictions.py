@@ -14,12 +14,15 @@ from typing import NamedTuple
 from bench.simulate.loads import as_load
 from bench.simulate.published import BONUS, LLAMA, QWEN, RECOVERY, Family, engine_of
 from bench.simulate.results import Load
-from bench.simulate.service import simulate
+from bench.simulate.service import Outcome, simulate
 from bench.simulate.setting import Drafters, Requests, Setting, Topology
 from bench.simulate.step_models import H100, chain_times, pace_of, roofline
 from bench.simulate.texts import Texts
 
 _LINK_S = 20e-6  # one way, between devices of one host
+# Who chooses by what it measures has to measure it: so many times as long, of which the first part
+# is not counted.
+_LONGER, _LEARNING = 5, 0.6
 _GAMMA = 6
 
 
@@ -76,10 +79,16 @@ def at_loads(system: System, sizes: Sequence[int], tokens_each: int) -> list[Loa
     found: list[Load] = []
     for size in sizes:
         arms = arms_of(system, setting_of(system, size))
-        made = {arm: simulate(each, tokens_each=tokens_each) for arm, each in arms.items()}
+        made = {arm: _made(each, tokens_each) for arm, each in arms.items()}
         off = next(iter(made.values()))
         found += [as_load(system.name, arms[arm], arm, each, off) for arm, each in made.items()]
     return found
+
+
+def _made(setting: Setting, tokens_each: int) -> Outcome:
+    if setting.mode in ("off", "sync"):
+        return simulate(setting, tokens_each=tokens_each)
+    return simulate(setting, tokens_each=_LONGER * tokens_each, warm_up=_LEARNING)
 
 
 def sharing(

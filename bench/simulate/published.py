@@ -150,12 +150,12 @@ def backups(family: Family, num_rounds: int, sizes: Sequence[int] = BATCH_SIZES)
     return found
 
 
-def critical_size(family: Family) -> float:
+def critical_size(family: Family, num_rounds: int) -> float:
     """Theorem 17's, from the same parts: up to so many rows waiting for the backup is faster."""
     sync_speeds = [sync for sync, _ in family.by_data_set.values()]
     engine = engine_of(family, sum(sync_speeds) / len(sync_speeds))
-    slow = run(engine)
-    fast = run(replace(engine, backup="random"))
+    slow = run(engine, num_rounds=num_rounds)
+    fast = run(replace(engine, backup="random"), num_rounds=num_rounds)
     length = expected_tokens(engine.accept, engine.lookahead)
     time = engine.jit_s() / max(engine.verify_s(), engine.tree_s())
     return critical_batch_size(slow.hit_rate, length, 1.0, time, fast_hit_rate=fast.hit_rate)

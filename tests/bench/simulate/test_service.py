@@ -13,7 +13,7 @@ from specserve.errors import InvalidField
 from tests.bench.simulate.settings import ALWAYS, FORWARD_S, NEVER, free_tokens, setting
 
 PLAIN = 1 / FORWARD_S  # tokens a second
-TOKENS = 4000  # more than 1,000 rounds: a mean length is known to some three in a hundred
+TOKENS = 2000  # hundreds of rounds: a mean length is known to some four in a hundred
 
 
 def test_plain_decoding_makes_a_token_a_row_and_forward():
@@ -27,19 +27,19 @@ def test_plain_decoding_makes_a_token_a_row_and_forward():
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_a_fixed_acceptance_makes_the_tokens_of_the_closed_form(accept, gamma):
     found = simulate(setting(accept, gamma=gamma), tokens_each=TOKENS)
-    assert found.accept_len == pytest.approx(expected_tokens(accept, gamma), rel=0.04)
+    assert found.accept_len == pytest.approx(expected_tokens(accept, gamma), rel=0.05)
 
 
 def test_acceptance_by_position_makes_the_sum_of_its_products():
     found = simulate(setting((0.9, 0.5, 0.2), gamma=4), tokens_each=TOKENS)
     expected = 1 + 0.9 + 0.9 * 0.5 + 0.9 * 0.5 * 0.2 + 0.9 * 0.5 * 0.2 * 0.2
-    assert found.accept_len == pytest.approx(expected, rel=0.04)
+    assert found.accept_len == pytest.approx(expected, rel=0.05)
 
 
 def test_synchronous_speed_is_the_formulas():
     found = simulate(setting(0.8, draft_s=0.3 * FORWARD_S), tokens_each=TOKENS)
     expected = synchronous_speedup(expected_tokens(0.8, 5), 0.3)
-    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.04)
+    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.05)
     assert found.round_s == pytest.approx(1.3 * FORWARD_S, rel=0.005)  # an answer's last is plain
 
 
@@ -53,7 +53,7 @@ def asynchronous(**more):
 def test_a_draft_that_takes_no_time_and_knows_what_follows_is_never_waited_for():
     found = simulate(asynchronous(accept=0.8, process_s=1e-7), tokens_each=TOKENS)
     assert found.hit_rate > 0.99
-    assert found.tokens_per_s / PLAIN == pytest.approx(expected_tokens(0.8, 5), rel=0.04)
+    assert found.tokens_per_s / PLAIN == pytest.approx(expected_tokens(0.8, 5), rel=0.05)
 
 
 def test_a_draft_that_takes_longer_than_a_forward_is_worth_nothing():
@@ -68,7 +68,7 @@ def test_hits_and_lengths_make_the_speed_of_theorem_7():
     found = simulate(asynchronous(accept=0.8, process_s=1e-7, ranks=ranks), tokens_each=TOKENS)
     assert found.hit_rate == pytest.approx(0.5, abs=0.03)
     expected = speedup(0.5, expected_tokens(0.8, 5), 1.0, draft_time=0.5, backup_time=0.0)
-    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.04)
+    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.05)
 
 
 def test_what_is_never_guessed_is_never_hit():
@@ -88,7 +88,7 @@ def test_a_target_that_waits_drafts_in_the_process_where_all_rows_missed():
     waits = asynchronous(accept=0.8, process_s=0.004, ranks=NEVER, miss_policy="draft_now")
     found = simulate(waits, tokens_each=TOKENS)
     expected = synchronous_speedup(expected_tokens(0.8, 5), 0.4)
-    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.04)
+    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.05)
 
 
 def test_who_misses_may_be_drafted_for_beside_the_target():
@@ -98,7 +98,7 @@ def test_who_misses_may_be_drafted_for_beside_the_target():
     found = simulate(here, tokens_each=TOKENS)
     # The last token of a block stays behind.
     expected = synchronous_speedup(expected_tokens(0.8, 4), 0.4)
-    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.04)
+    assert found.tokens_per_s / PLAIN == pytest.approx(expected, rel=0.05)
 
 
 def test_a_busy_neighbour_makes_forwards_longer():
@@ -155,7 +155,7 @@ def test_auto_is_never_slower_than_off_by_more_than_trying_costs(accept, num_at_
     """Some of the first hundreds of tokens are spent on trying."""
     speeds = {
         mode: simulate(
-            _costly(mode, accept, num_at_once=num_at_once), tokens_each=1200 // num_at_once
+            _costly(mode, accept, num_at_once=num_at_once), tokens_each=800 // num_at_once
         )
         for mode in ("off", "auto")
     }
@@ -164,7 +164,7 @@ def test_auto_is_never_slower_than_off_by_more_than_trying_costs(accept, num_at_
 
 def test_auto_finds_what_is_fastest():
     speeds = {
-        mode: simulate(_costly(mode, 0.85), tokens_each=1500).tokens_per_s
+        mode: simulate(_costly(mode, 0.85), tokens_each=1000).tokens_per_s
         for mode in ("off", "sync", "async", "auto")
     }
     assert speeds["async"] > 1.1 * speeds["sync"] > 1.3 * speeds["off"]
