@@ -6,8 +6,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
+
 from bench.machine import describe_machine
 from bench.simulate import loads, own, own_sync, placement, predictions, published
+from bench.simulate import vectors as known_vectors
 from bench.simulate.results import (
     CLOSE_TO_OURS,
     CLOSE_TO_PAPER,
@@ -49,6 +52,7 @@ WHOLE = Size(
     10_000, 4000, 200, (1, 8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 32, 64, 128, 256, 512), 3,
     3000, placement.SHARES, placement.SCALINGS,
 )  # fmt: skip
+_HOSTED_SIZES = 5  # of those that are predicted: the smaller ones
 _SHARED_TARGETS, _SHARED_SIZES = (1, 2, 4, 8), (1, 8)
 
 Advance = Callable[[str], None]
@@ -57,8 +61,9 @@ Advance = Callable[[str], None]
 def measure(size: Size, command: str, advance: Advance) -> Results:
     """`advance` is told what comes next, `size.num_steps` times."""
     began_s = time.perf_counter()
-    advance("SSD's table")
-    table = published.table(size.rounds)
+    advance("equations, and SSD's table")
+    vectors = known_vectors.compare(size.tokens)
+    table = _with_ours(published.table(size.rounds), size.tokens)
     sensitivity = published.sensitivity(size.rounds)
     advance("SSD, figure 6")
     backups = [each for f in published.FAMILIES for each in published.backups(f, size.rounds)]
@@ -78,6 +83,11 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
         advance(system.name)
         for n in size.predicted_sizes:
             predicted += predictions.at_loads(system, [n], size.tokens_each(n))
+    hosted = [
+        each
+        for n in size.predicted_sizes[:_HOSTED_SIZES]
+        for each in predictions.with_host(predictions.SYSTEMS[0], [n], size.tokens_each(n))
+    ]
     advance("targets that share a draft process")
     shared = [
         each
@@ -90,6 +100,7 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
     placed = placement.compare(size.shares, size.scalings, size.placed_tokens)
     return Results(
         summary=_summary(table, measured, budgets, predicted, placed),
+        vectors=vectors,
         published=table,
         sensitivity=sensitivity,
         backups=backups,
@@ -100,6 +111,7 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
         beliefs=beliefs,
         conclusion=loads.conclusion(beliefs),
         predicted=predicted,
+        hosted=hosted,
         shared=shared,
         placed=placed,
         is_quick=size is QUICK,
@@ -108,6 +120,20 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
         command=command,
         elapsed_s=time.perf_counter() - began_s,
     )
+
+
+def _with_ours(table: list[Published], tokens: int) -> list[Published]:
+    """With our own service beside the paper's engine; of the averages, theirs."""
+    families = {family.name: family for family in published.FAMILIES}
+    found: list[Published] = []
+    for row in table:
+        if row.accept:
+            ours = predictions.for_one_request(families[row.family], row.sync, tokens)
+        else:
+            own = [each.ours for each in found if each.family == row.family]
+            ours = sum(own) / len(own)
+        found.append(msgspec.structs.replace(row, ours=ours))
+    return found
 
 
 def _summary(

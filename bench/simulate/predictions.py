@@ -26,6 +26,11 @@ _LONGER, _LEARNING = 5, 0.6
 _GAMMA = 6
 
 
+# bench/results/gpu/NOTES.md, 2026-11-28: 64 rows with seeds take 40 ms a round on an H200 and the
+# device computes little of that.
+HOST_ROW_S = 0.6e-3
+
+
 class System(NamedTuple):
     """A family on so many devices."""
 
@@ -89,6 +94,31 @@ def _made(setting: Setting, tokens_each: int) -> Outcome:
     if setting.mode in ("off", "sync"):
         return simulate(setting, tokens_each=tokens_each)
     return simulate(setting, tokens_each=_LONGER * tokens_each, warm_up=_LEARNING)
+
+
+def with_host(system: System, sizes: Sequence[int], tokens_each: int) -> list[Load]:
+    """The same services with what the host of a round takes in ours, as it was measured."""
+    found: list[Load] = []
+    for size in sizes:
+        setting = replace(setting_of(system, size), row_rest_s=HOST_ROW_S)
+        arms = {
+            arm: each
+            for arm, each in arms_of(system, setting).items()
+            if f"{system.num_devices}+" in arm
+        }
+        made = {arm: _made(each, tokens_each) for arm, each in arms.items()}
+        off = next(iter(made.values()))
+        found += [as_load(system.name, arms[arm], arm, each, off) for arm, each in made.items()]
+    return found
+
+
+def for_one_request(family: Family, sync_tokens_per_s: float, tokens: int) -> float:
+    """Tokens a second of our service, asynchronous, 4+1, on texts as in SSD's table."""
+    system = System(family, 4, 1)
+    base = setting_of(system, 1)
+    accept = engine_of(family, sync_tokens_per_s).accept
+    setting = replace(base, texts=replace(base.texts, accept=(accept,)), mode="async")
+    return _made(setting, tokens).tokens_per_s
 
 
 def sharing(

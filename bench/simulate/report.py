@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bench.simulate.loads import SYSTEM
 from bench.simulate.placement import KEPT, MARGIN
+from bench.simulate.predictions import HOST_ROW_S
 from bench.simulate.results import (
     CLOSE_TO_OURS,
     CLOSE_TO_PAPER,
@@ -65,6 +66,7 @@ def verdict(results: Results) -> str:
 def tables(results: Results, plots: Mapping[str, str]) -> list[Table]:
     """`plots`: file names by what they show."""
     return [
+        _vectors(results),
         _published(results),
         _sensitivity(results),
         _backups(results, plots),
@@ -75,20 +77,37 @@ def tables(results: Results, plots: Mapping[str, str]) -> list[Table]:
         ),
         _by_arm("Confidences: tokens a second at each load (predicted)", results.beliefs, plots),
         *_predicted(results, plots),
+        _hosted(results),
         _shared(results),
         _placed(results, plots),
     ]
 
 
+def _vectors(results: Results) -> Table:
+    rows = [
+        (
+            each.name, f"{each.stated:.4f}", f"{each.formula:.4f}",
+            "-" if each.simulated is None else f"{each.simulated:.4f}",
+        )
+        for each in results.vectors
+    ]  # fmt: skip
+    note = (
+        "Stated: found by Monte Carlo or brute force beforehand, or the formula where there is no "
+        "such figure. Simulated: what such a system made; a dash where no whole system has it."
+    )
+    return Table("Equations", ("figure", "stated", "formula", "simulated"), rows, note)
+
+
 def _published(results: Results) -> Table:
     header = (
         "models", "data", "plain, paper", "sync, paper", "async, paper", "async, predicted",
-        "off by", "tokens stand", "drafting", "tree", "hits", "tokens a round",
+        "off by", "our service, predicted", "tokens stand", "drafting", "tree", "hits",
+        "tokens a round",
     )  # fmt: skip
     rows = [
         (
             row.family, row.data_set, f"{row.plain:.1f}", f"{row.sync:.0f}", f"{row.paper:.0f}",
-            f"{row.predicted:.0f}", f"{row.off_by:+.1%}",
+            f"{row.predicted:.0f}", f"{row.off_by:+.1%}", f"{row.ours:.0f}",
             *(_dash(value, row.accept) for value in (
                 row.accept, row.draft_share, row.tree_share, row.hit_rate, row.accept_len,
             )),
@@ -98,7 +117,8 @@ def _published(results: Results) -> Table:
     note = (
         "SSD, table B.3; tokens a second of one request, greedy, four H100 and one that drafts. "
         "How often tokens stand is what the paper's synchronous speed needs; drafting and tree are "
-        "in forwards of the target. The engine is theirs: it waits for late trees, and for misses."
+        "in forwards of the target. The engine is theirs: it waits for late trees, and for misses. "
+        "Ours, with the same parts and no host, cuts chains to the time there is."
     )
     return Table(
         "SSD's table (measured by its authors) and what its parts make", header, rows, note
@@ -207,6 +227,20 @@ def _predicted(results: Results, plots: Mapping[str, str]) -> list[Table]:
         header = ("requests", *arms, "auto runs")
         found.append(Table(f"{system} (predicted)", header, rows, note, last))
     return found
+
+
+def _hosted(results: Results) -> Table:
+    arms = list(dict.fromkeys(each.arm for each in results.hosted))
+    rows = _across(
+        results.hosted, arms, lambda each: f"{each.tokens_per_s:.0f} ({each.over_off:.2f})"
+    )
+    note = (
+        f"{results.hosted[0].system}, with {1000 * HOST_ROW_S:g} ms of the host for every row of a "
+        "round, as an H200's host was measured to take for rows with seeds (bench/results/gpu/"
+        "NOTES.md): what our service would do today."
+    )
+    title = "The same with the host as it is (predicted)"
+    return Table(title, ("requests", *arms), rows, note)
 
 
 def _shared(results: Results) -> Table:

@@ -11,6 +11,15 @@ CLOSE_TO_PAPER = 0.15  # goals: how far predictions may be off
 CLOSE_TO_OURS = 0.10
 
 
+class Vector(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that an equation is tested with; None: no system that can be simulated has it."""
+
+    name: str
+    stated: float  # by Monte Carlo or brute force
+    formula: float
+    simulated: float | None = None
+
+
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A row of SSD's table, tokens a second; parts are 0 where it is a mean of others."""
 
@@ -26,6 +35,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     tree_share: float = 0.0  # ... and of an asynchronous one
     hit_rate: float = 0.0
     accept_len: float = 0.0
+    ours: float = 0.0  # asynchronous, predicted of our service with the same parts
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +105,7 @@ class Results(msgspec.Struct, kw_only=True):
     """All of it."""
 
     summary: dict[str, float]
+    vectors: list[Vector]
     published: list[Published]
     backups: list[Backup]
     draft_devices: list[DraftDevices]
@@ -105,6 +116,7 @@ class Results(msgspec.Struct, kw_only=True):
     beliefs: list[Load]
     conclusion: str  # of these
     predicted: list[Load]
+    hosted: list[Load]  # with what the host takes now
     shared: list[Load]  # several targets on one draft process
     placed: list[Placed]
     is_quick: bool

@@ -146,7 +146,9 @@ class SimulatedTarget:
         self._steps.observe(size, forward_s)
         self._latest_forward_s = forward_s
         is_drafted = any(row.verify_len for row in self._rows)
-        rest_s = self._setting.rest_s + is_drafted * self._setting.drafted_rest_s
+        setting = self._setting
+        rest_s = setting.rest_s + len(rows) * setting.row_rest_s
+        rest_s += is_drafted * setting.drafted_rest_s
         return self._clock.now_s + forward_s + rest_s
 
     def has_done(self, share: float, wanted: int, rounds_at_most: int) -> bool:

@@ -67,7 +67,8 @@ class Setting:
     # Of a mode that drafts in processes: auto | skip | local_draft | draft_now.
     miss_policy: str = "auto"
     rest_s: float = 0.0  # of a round, besides drafting and the forward, ...
-    drafted_rest_s: float = 0.0  # ... and of one with drafted tokens besides
+    drafted_rest_s: float = 0.0  # ... of one with drafted tokens besides, ...
+    row_rest_s: float = 0.0  # ... and for every row
     slower: float = 1.0  # times a forward takes as long beside a busy draft process
     weighs_costs: bool = True  # as services do; else whatever is drafted is verified by the policy
     seed: int = 0
