@@ -49,10 +49,10 @@ QUICK = Size(
     placement.SHARES[::2], placement.SCALINGS[::2],
 )  # fmt: skip
 WHOLE = Size(
-    10_000, 4000, 200, (1, 8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 32, 64, 128, 256, 512), 3,
-    3000, placement.SHARES, placement.SCALINGS,
+    5000, 3000, 120, (1, 8, 32, 64, 128, 256, 512), (1, 4, 16, 64, 128, 256, 512), 3, 2000,
+    placement.SHARES, placement.SCALINGS,
 )  # fmt: skip
-_HOSTED_SIZES = 5  # of those that are predicted: the smaller ones
+_HOSTED_SIZES = 4  # of those that are predicted: the smaller ones
 _SHARED_TARGETS, _SHARED_SIZES = (1, 2, 4, 8), (1, 8)
 
 Advance = Callable[[str], None]

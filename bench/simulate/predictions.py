@@ -22,7 +22,7 @@ from bench.simulate.texts import Texts
 _LINK_S = 20e-6  # one way, between devices of one host
 # Who chooses by what it measures has to measure it: so many times as long, of which the first part
 # is not counted.
-_LONGER, _LEARNING = 5, 0.6
+_LONGER, _LEARNING = 4, 0.6
 _GAMMA = 6
 
 
