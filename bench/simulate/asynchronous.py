@@ -35,11 +35,6 @@ class HitCounts:
 
     num_lookups: int = 0
     num_hits: int = 0
-    num_waits: int = 0
-
-    @property
-    def rate(self) -> float:
-        return self.num_hits / self.num_lookups if self.num_lookups else 0.0
 
 
 @dataclass
@@ -197,7 +192,6 @@ class SimulatedAsynchronous(NoSpeculation):
                 lengths[row.sequence] = block.num_tokens - 1
                 latest_s = max(latest_s, block.ready_s + self._link_s)
         self._clock.now_s = latest_s if len(lengths) == len(missed) else ends_s
-        self.counts.num_waits += 1
         self.policy.waited(in_vain=not lengths)
         return self._draw(lengths)
 

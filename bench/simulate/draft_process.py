@@ -80,7 +80,6 @@ class DraftProcess:
         self.times = drafters.in_process
         self.now_s = 0.0  # until when all that is known was done
         self.busy_s = 0.0
-        self.num_batches = 0
         self._kind = kind
         self._gamma = drafters.gamma + 1  # the last token of a block stays behind
         self._settings = BatchSettings(fan_out=drafters.fan_out)
@@ -290,7 +289,6 @@ class DraftProcess:
     def _take(self, seconds: float) -> None:
         self.now_s += seconds
         self.busy_s += seconds
-        self.num_batches += 1
 
 
 def _is_due(each: _Round, now_s: float) -> bool:

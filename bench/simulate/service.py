@@ -38,9 +38,6 @@ class Counted:
     seconds: float = 0.0
     rows: int = 0  # that decoded, summed over rounds
     verified: int = 0  # drafted tokens
-    forward_s: float = 0.0
-    drafted_rows: int = 0  # that verified any
-    drafted_tokens: int = 0  # that those made
     rounds_by_mode: Counter[str] = field(default_factory=Counter[str])
 
     @property
@@ -53,9 +50,7 @@ class Outcome:
     """What a simulated service did, all targets together."""
 
     tokens_per_s: float
-    tokens_per_s_each: float  # of a request
     accept_len: float  # tokens a row and round
-    drafted_accept_len: float  # the same of rows that verified drafted tokens; 0 without any
     verify_len: float  # drafted tokens verified, a row and round
     round_s: float
     hit_rate: float
@@ -81,7 +76,7 @@ def simulate(
         ]
         wanted = tokens_each * setting.requests.num_at_once
         _run(targets, clock, wanted, warm_up, rounds_at_most)
-    return _outcome(setting, targets, processes, clock)
+    return _outcome(targets, processes, clock)
 
 
 def _run(
@@ -120,14 +115,13 @@ class SimulatedTarget:
         self._steps = _profiled(setting)
         parts = Parts(setting, clock, self._steps, self._draws, self._standing, processes)
         self._source, self.asynchronous = build_source(parts)
-        # Those of several targets are not told apart by their numbers alone.
+        # Processes are dealt requests by it, and several targets do not all begin with the first.
         self._num_arrived = number
         asked = setting.requests
         self._sequences = [self._arrive(first=place) for place in range(asked.num_at_once)]
         self._rows: list[Row] = []
         self._num_done = self._num_rounds = 0
         self._began_s = clock.now_s
-        self._latest_forward_s = 0.0
 
     def turn(self) -> float:
         """The round that has run ends, the next begins; when that will end."""
@@ -144,7 +138,6 @@ class SimulatedTarget:
         )
         forward_s = self._forward_s(size)
         self._steps.observe(size, forward_s)
-        self._latest_forward_s = forward_s
         is_drafted = any(row.verify_len for row in self._rows)
         setting = self._setting
         rest_s = setting.rest_s + len(rows) * setting.row_rest_s
@@ -198,10 +191,6 @@ class SimulatedTarget:
         counted.seconds += self._clock.now_s - self._began_s
         counted.rows += len(sampled)
         counted.verified += sum(row.verify_len for row in self._rows)
-        counted.forward_s += self._latest_forward_s
-        for row, result in zip(self._rows, sampled, strict=True):
-            counted.drafted_rows += row.verify_len > 0
-            counted.drafted_tokens += len(result.token_ids) if row.verify_len else 0
         counted.rounds_by_mode[self._source.mode] += 1
 
     def _arrive(self, *, first: int | None = None) -> Sequence:
@@ -231,25 +220,18 @@ def _profiled(setting: Setting) -> StepTable:
 
 
 def _outcome(
-    setting: Setting,
-    targets: list[SimulatedTarget],
-    processes: list[DraftProcess],
-    clock: VirtualTime,
+    targets: list[SimulatedTarget], processes: list[DraftProcess], clock: VirtualTime
 ) -> Outcome:
     all_of = [target.counted for target in targets]
     tokens_per_s = sum(each.tokens / each.seconds for each in all_of)
     rows, rounds = sum(each.rows for each in all_of), sum(each.num_rounds for each in all_of)
-    drafted = sum(each.drafted_rows for each in all_of)
     looked = [each.asynchronous.counts for each in targets if each.asynchronous is not None]
     lookups = sum(each.num_lookups for each in looked)
     by_mode = sum((each.rounds_by_mode for each in all_of), Counter[str]())
     busy_s, lived_s = sum(each.busy_s for each in processes), clock.now_s * len(processes)
-    num_requests = setting.requests.num_at_once * len(targets)
     return Outcome(
         tokens_per_s=tokens_per_s,
-        tokens_per_s_each=tokens_per_s / num_requests,
         accept_len=sum(each.tokens for each in all_of) / rows,
-        drafted_accept_len=sum(each.drafted_tokens for each in all_of) / max(1, drafted),
         verify_len=sum(each.verified for each in all_of) / rows,
         round_s=sum(each.seconds for each in all_of) / rounds,
         hit_rate=sum(each.num_hits for each in looked) / lookups if lookups else 0.0,

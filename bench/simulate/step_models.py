@@ -7,7 +7,7 @@ it, plus what every layer takes whatever it computes: two all-reduces where a mo
 starting kernels (SSD runs CUDA graphs, too). How much of the published speed is reached is stated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specserve.drafters.draft_times import DraftTimes
@@ -74,26 +74,16 @@ def roofline(device: Device, model: Model, num_devices: int, *, pace: float = 1.
     return FrozenSteps(cells, Slopes(0.0, key_s), 1.0, ())
 
 
-def chain_times(
-    device: Device, model: Model, *, sizes: Sequence[int] = _DRAFTED_AT_ONCE, pace: float = 1.0
-) -> DraftTimes:
+def chain_times(device: Device, model: Model) -> DraftTimes:
     """Of a language model on one device that drafts token by token."""
-    times = [DraftTime(n, 0.0, pace * forward_s(device, model, 1, n)) for n in sizes]
-    return DraftTimes(times)
+    return DraftTimes(DraftTime(n, 0.0, forward_s(device, model, 1, n)) for n in _DRAFTED_AT_ONCE)
 
 
-def measured_steps(points: Mapping[int, float], *, row_s: float = 0.0) -> FrozenSteps:
+def measured_steps(points: Mapping[int, float]) -> FrozenSteps:
     """The table of a target whose forwards of so many tokens were timed, in seconds."""
-    cells = [(n, seconds - row_s) for n, seconds in sorted(points.items())]
-    return FrozenSteps(cells, Slopes(row_s, 0.0), 1.0, ())
+    return FrozenSteps(sorted(points.items()), Slopes(), 1.0, ())
 
 
-def chains(points: Mapping[int, tuple[float, float]], enter_s: float = 0.0) -> DraftTimes:
+def chains(points: Mapping[int, tuple[float, float]]) -> DraftTimes:
     """Of a drafter that was timed: by blocks, what all take and what every token adds, seconds."""
-    return DraftTimes([DraftTime(n, *each) for n, each in sorted(points.items())], enter_s)
-
-
-def scaled(times: DraftTimes, factor: float) -> DraftTimes:
-    """The same drafter, so many times as slow."""
-    slower = [DraftTime(t.num_blocks, factor * t.fixed_s, factor * t.token_s) for t in times.all]
-    return DraftTimes(slower, factor * times.enter_s)
+    return DraftTimes(DraftTime(n, *each) for n, each in sorted(points.items()))
