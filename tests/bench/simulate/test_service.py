@@ -23,6 +23,14 @@ def test_plain_decoding_makes_a_token_a_row_and_forward():
     assert found.shares == {"off": 1.0}
 
 
+def test_what_is_left_of_a_round_counts_by_rows_and_by_drafts():
+    rests = {"rest_s": 0.001, "row_rest_s": 0.002, "drafted_rest_s": 0.005}
+    plain = simulate(replace(setting(mode="off", num_at_once=3), **rests), tokens_each=40)
+    assert plain.round_s == pytest.approx(FORWARD_S + 0.001 + 3 * 0.002)
+    drafted = simulate(replace(setting(num_at_once=3, draft_s=0.004), **rests), tokens_each=40)
+    assert drafted.round_s == pytest.approx(plain.round_s + 0.004 + 0.005, rel=0.01)
+
+
 @pytest.mark.parametrize("accept", [0.3, 0.7, 0.9])
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_a_fixed_acceptance_makes_the_tokens_of_the_closed_form(accept, gamma):
