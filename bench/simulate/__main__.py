@@ -3,6 +3,7 @@
 
     python -m bench.simulate --quick --out /tmp/simulated     # under a minute
     python -m bench.simulate                                  # results/simulate: some minutes
+    python -m bench.simulate --out bench/results/simulate --page docs/scaling.md
 
 First it reproduces what is known: SSD's table and figure 6, the shape of DSpark's figure 8, and our
 own reports from their parts. Then it predicts 4+1 and 8+2 on H100s, up to 512 requests, targets
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from bench.command_line import progress_bar
 from bench.simulate.measure import QUICK, WHOLE, measure
+from bench.simulate.page import check_page, renew_page
 from bench.simulate.plots import draw
 from bench.simulate.report import heading, tables, verdict
 from bench.writing import (
@@ -45,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="few tokens and loads: under a minute")
     add("--out", type=Path, default=Path("results/simulate"), metavar="DIR",
         help="results.json, report.md and plots go there (default: results/simulate)")  # fmt: skip
+    add("--page", type=Path, metavar="FILE",
+        help="a page whose marked figures are renewed, such as docs/scaling.md")  # fmt: skip
     return parser
 
 
@@ -55,11 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = QUICK if arguments.quick else WHOLE
     try:
         make_results_folder(arguments.out)
+        if arguments.page is not None:
+            check_page(arguments.page)
         with progress_bar(size.num_steps, Console(stderr=True)) as advance:
             results = measure(size, shlex.join(["python", "-m", _NAME, *words]), advance)
         write_results(results, arguments.out)
         found = tables(results, draw(results, arguments.out))
         write_tables(heading(results), found, arguments.out)
+        if arguments.page is not None:
+            renew_page(arguments.page, results)
     except (SpecserveError, OSError) as error:
         show_failure(_NAME, error)
         return 1

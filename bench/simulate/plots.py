@@ -19,7 +19,7 @@ def draw(results: Results, out: Path) -> dict[str, str]:
         "budgets": _budgets(results.budgets, out / "budgets.png"),
         "beliefs": _loads(results, out / "beliefs.png"),
         "predicted": _predicted(results.predicted, out / "predicted.png"),
-        "placement": _placement(results.placed, out / "placement.png"),
+        "placed": _placement(results.placed, out / "placement.png"),
     }
     return {name: path.name for name, path in drawn.items()}
 

@@ -2,6 +2,7 @@
 """report.md of `bench.simulate`: figures beside what they are to be, and what they rest on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from bench.simulate.loads import SYSTEM
 from bench.simulate.placement import KEPT, MARGIN
@@ -64,23 +65,30 @@ def verdict(results: Results) -> str:
 
 
 def tables(results: Results, plots: Mapping[str, str]) -> list[Table]:
-    """`plots`: file names by what they show."""
-    return [
-        _vectors(results),
-        _published(results),
-        _sensitivity(results),
-        _backups(results, plots),
-        _draft_devices(results),
-        _measured(results),
-        _loads(
-            "DSpark, figure 8: policies at each load (predicted)", results.budgets, plots, "budgets"
-        ),
-        _by_arm("Confidences: tokens a second at each load (predicted)", results.beliefs, plots),
-        *_predicted(results, plots),
-        _hosted(results),
-        _shared(results),
-        _placed(results, plots),
+    """All, in order. `plots`: file names by what they show."""
+    found = [*tables_of(results).items(), ("placed", placed(results))]
+    shown = [
+        replace(table, plots=[plots[name]]) if name in plots else table for name, table in found
     ]
+    systems = predicted(results)
+    systems[-1] = replace(systems[-1], plots=[plots["predicted"]])
+    return [*shown[:-3], *systems, *shown[-3:]]
+
+
+def tables_of(results: Results) -> dict[str, Table]:
+    """By name, but for those of systems and of where a device serves better."""
+    return {
+        "vectors": _vectors(results),
+        "published": _published(results),
+        "sensitivity": _sensitivity(results),
+        "backups": _backups(results),
+        "draft_devices": _draft_devices(results),
+        "measured": _measured(results),
+        "budgets": _budgets(results),
+        "beliefs": _beliefs(results),
+        "hosted": _hosted(results),
+        "shared": _shared(results),
+    }
 
 
 def _vectors(results: Results) -> Table:
@@ -133,7 +141,7 @@ def _sensitivity(results: Results) -> Table:
     )
 
 
-def _backups(results: Results, plots: Mapping[str, str]) -> Table:
+def _backups(results: Results) -> Table:
     header = (
         "models", "requests", "misses drafted again", "random tokens", "sync", "hits",
         "hits, random",
@@ -151,7 +159,7 @@ def _backups(results: Results, plots: Mapping[str, str]) -> Table:
         "random tokens after a miss overtake drafting again. Theorem 17's critical batch size from "
         f"the same parts: {sizes}."
     )
-    return Table("SSD, figure 6, left (predicted)", header, rows, note, [plots["backups"]])
+    return Table("SSD, figure 6, left (predicted)", header, rows, note)
 
 
 def _draft_devices(results: Results) -> Table:
@@ -187,53 +195,52 @@ def _measured(results: Results) -> Table:
     return Table("Our own measurements", header, rows, note)
 
 
-def _loads(title: str, loads: Sequence[Load], plots: Mapping[str, str], plot: str) -> Table:
-    header = ("requests", "arm", "tok/s", "over plain", "verify budget", "tokens a round", "hits")
-    rows = [
-        (
-            each.num_at_once, each.arm, f"{each.tokens_per_s:.0f}", f"{each.over_off:.2f}",
-            f"{each.verify_budget:.2f}", f"{each.accept_len:.2f}",
-            _dash(each.hit_rate, each.hit_rate),
-        )
-        for each in loads
-    ]  # fmt: skip
-    note = f"{SYSTEM}. Verify budget: tokens of the target's forward, a request and round."
-    return Table(title, header, rows, note, [plots[plot]])
+def _budgets(results: Results) -> Table:
+    arms = list(dict.fromkeys(each.arm for each in results.budgets))
+    rows = _across(
+        results.budgets, arms, lambda each: f"{each.verify_budget:.2f} ({each.over_off:.2f})"
+    )
+    note = (
+        f"{SYSTEM}. Verify budget: tokens of the target's forward, a request and round; in "
+        "brackets speed over plain decoding."
+    )
+    title = "DSpark, figure 8: verify budgets at each load (predicted)"
+    return Table(title, ("requests", *arms), rows, note)
 
 
-def _by_arm(title: str, loads: Sequence[Load], plots: Mapping[str, str]) -> Table:
-    arms = list(dict.fromkeys(each.arm for each in loads))
-    rows = _across(loads, arms, lambda each: f"{each.tokens_per_s:.0f} ({each.over_off:.2f})")
+def _beliefs(results: Results) -> Table:
+    arms = list(dict.fromkeys(each.arm for each in results.beliefs))
+    rows = _across(results.beliefs, arms, _speed)
     note = (
         f"{SYSTEM}, policy causal; in brackets over plain. none: running averages stand in; raw: "
         "too sure; exact: the chance itself; oracle: what will stand, which no drafter knows."
     )
-    return Table(title, ("requests", *arms), rows, note, [plots["beliefs"]])
+    title = "Confidences: tokens a second at each load (predicted)"
+    return Table(title, ("requests", *arms), rows, note)
 
 
-def _predicted(results: Results, plots: Mapping[str, str]) -> list[Table]:
-    systems = list(dict.fromkeys(each.system for each in results.predicted))
+def predicted(results: Results) -> list[Table]:
+    """One a system."""
     found: list[Table] = []
-    for system in systems:
+    for system in dict.fromkeys(each.system for each in results.predicted):
         loads = [each for each in results.predicted if each.system == system]
         arms = list(dict.fromkeys(each.arm for each in loads))
-        rows = _across(loads, arms, lambda each: f"{each.tokens_per_s:.0f} ({each.over_off:.2f})")
         runs = {each.num_at_once: _most(each) for each in loads if each.arm.startswith("auto")}
-        rows = [[*row, runs[size]] for row, size in zip(rows, runs, strict=True)]
+        rows = [
+            [*row, run]
+            for row, run in zip(_across(loads, arms, _speed), runs.values(), strict=True)
+        ]
         note = (
-            "Tokens a second of all requests; in brackets over plain decoding without more devices."
+            "Tokens a second of all requests; in brackets over plain decoding with fewer devices."
         )
-        last = [plots["predicted"]] if system == systems[-1] else []
         header = ("requests", *arms, "auto runs")
-        found.append(Table(f"{system} (predicted)", header, rows, note, last))
+        found.append(Table(f"{system} (predicted)", header, rows, note))
     return found
 
 
 def _hosted(results: Results) -> Table:
     arms = list(dict.fromkeys(each.arm for each in results.hosted))
-    rows = _across(
-        results.hosted, arms, lambda each: f"{each.tokens_per_s:.0f} ({each.over_off:.2f})"
-    )
+    rows = _across(results.hosted, arms, _speed)
     note = (
         f"{results.hosted[0].system}, with {1000 * HOST_ROW_S:g} ms of the host for every row of a "
         "round, as an H200's host was measured to take for rows with seeds (bench/results/gpu/"
@@ -256,7 +263,8 @@ def _shared(results: Results) -> Table:
     return Table("Targets that share one draft process (predicted)", header, rows, note)
 
 
-def _placed(results: Results, plots: Mapping[str, str]) -> Table:
+def placed(results: Results) -> Table:
+    """Where one more device serves better."""
     scalings = sorted({each.target_scaling for each in results.placed})
     shares = sorted({each.draft_share for each in results.placed})
     shown = {
@@ -271,7 +279,7 @@ def _placed(results: Results, plots: Mapping[str, str]) -> Table:
         "forward, what follows a miss is not there in time, and the rule counts on too much."
     )
     header = ("drafting, of a forward", *(f"{scaling:g}" for scaling in scalings))
-    return Table("One more device", header, rows, note, [plots["placement"]])
+    return Table("One more device (predicted)", header, rows, note)
 
 
 def _across(
@@ -282,6 +290,10 @@ def _across(
     for each in loads:
         found.setdefault(each.num_at_once, {})[each.arm] = shown(each)
     return [[size, *(by_arm.get(arm, "-") for arm in arms)] for size, by_arm in found.items()]
+
+
+def _speed(load: Load) -> str:
+    return f"{load.tokens_per_s:.0f} ({load.over_off:.2f})"
 
 
 def _most(load: Load) -> str:

@@ -5,10 +5,13 @@ import pytest
 
 from bench.simulate import __main__ as command
 from bench.simulate.measure import Size, auto_over_best, measure
+from bench.simulate.page import NAMES, blocks_of, check_page, renew_page, renewed
 from bench.simulate.plots import draw
 from bench.simulate.report import heading, tables, verdict
 from bench.simulate.results import Load, Results
+from tests.architecture.sources import ROOT
 
+PAGE, RESULTS = ROOT / "docs/scaling.md", ROOT / "bench/results/simulate/results.json"
 TINY = Size(60, 60, 6, (1, 64), (1, 16), 1, 60, (0.1, 0.6), (1.0, 1.5))
 MOST_BYTES = 60_000  # of a plot that is committed
 
@@ -40,6 +43,49 @@ def test_results_are_read_back_as_they_were_written(results):
     assert msgspec.json.decode(encoded, type=Results) == results
     assert results.summary["paper_rows"] == 8
     assert "SSD's table: 8 of 8 within 15%" in verdict(results)
+
+
+@pytest.mark.slow
+def test_a_page_is_renewed_between_its_marks(results, tmp_path):
+    assert set(blocks_of(results)) == set(NAMES)
+    page = tmp_path / "page.md"
+    begins, ends = "before\n<!-- simulated: published -->\n", "<!-- end -->\nbehind\n"
+    page.write_text(begins + "| old |\n" + ends)
+    check_page(page)
+    renew_page(page, results)
+    text = page.read_text()
+    assert text.startswith(begins)
+    assert text.endswith(ends)
+    assert "old" not in text
+    assert f"| {results.published[0].data_set} |" in text
+    renew_page(page, results)
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no mark", "has no mark such as"),
+        ("<!-- simulated: nothing -->\n<!-- end -->", "nothing is called 'nothing'"),
+        (None, "is no file"),
+    ],
+)
+def test_a_page_that_cannot_be_renewed_is_refused_before_anything_is_simulated(
+    text, told, tmp_path, capsys
+):
+    page = tmp_path / "page.md"
+    if text is not None:
+        page.write_text(text)
+    assert command.main(["--quick", "--out", str(tmp_path / "out"), "--page", str(page)]) == 1
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_page_about_scaling_has_the_figures_of_the_results_that_are_kept():
+    kept = RESULTS.read_bytes()
+    found = msgspec.json.decode(kept, type=Results)
+    text = PAGE.read_text(encoding="utf-8")
+    assert renewed(text, blocks_of(found)) == text
+    assert text.count("<!-- simulated: ") >= 6
 
 
 def load(arm: str, tokens_per_s: float, system: str = "a", num_at_once: int = 1) -> Load:
