@@ -5,14 +5,14 @@ import pytest
 from bench.simulate.loads import beliefs, budgets, conclusion
 from bench.simulate.results import Load
 
-SIZES = (16, 96, 256)
+SIZES = (16, 64, 192)
 
 
 @pytest.fixture(scope="module")
 def by_arm() -> dict[str, list[Load]]:
     """Of policies and of beliefs, by load."""
     found: dict[str, list[Load]] = {}
-    for load in (*budgets(SIZES, 24), *beliefs(SIZES, 24)):
+    for load in (*budgets(SIZES, 16), *beliefs(SIZES, 16)):
         found.setdefault(load.arm, []).append(load)
     return found
 
@@ -54,4 +54,4 @@ def test_the_conclusion_is_of_the_figures(by_arm):
         [load for arm in ("none", "raw", "calibrated", "oracle") for load in by_arm[arm]]
     )
     ratio = by_arm["calibrated"][-1].tokens_per_s / by_arm["raw"][-1].tokens_per_s
-    assert f"{ratio:.2f} times for 256" in told
+    assert f"{ratio:.2f} times for 192" in told

@@ -12,7 +12,7 @@ from bench.simulate.results import Load, Results
 from tests.architecture.sources import ROOT
 
 PAGE, RESULTS = ROOT / "docs/scaling.md", ROOT / "bench/results/simulate/results.json"
-TINY = Size(60, 60, 6, (1, 64), (1, 16), 1, 60, (0.1, 0.6), (1.0, 1.5))
+TINY = Size(40, 40, 4, (1, 16), (1,), 1, 40, (0.1,), (1.5,))
 MOST_BYTES = 60_000  # of a plot that is committed
 
 

@@ -10,7 +10,7 @@ PAPERS = own.SOURCES[:2]
 
 @pytest.mark.parametrize("source", PAPERS, ids=("greedy", "drawn"))
 def test_the_papers_setting_on_two_cores_is_within_the_goal(source):
-    found = own.compare(source, 1000)
+    found = own.compare(source, 800)
     assert [each.arm for each in found] == ["off", "sync", "async", "async"]
     assert {each.role: each.off_by for each in found if abs(each.off_by) > CLOSE_TO_OURS} == {}
 
@@ -25,7 +25,7 @@ def test_asynchronous_arms_are_predicted_by_plain_and_synchronous_parts_alone():
 
 
 def test_synchronous_rounds_add_up():
-    found = own_sync.compare(600)
+    found = own_sync.compare(400)
     assert len(found) == 16
     assert {each.arm: each.off_by for each in found if abs(each.off_by) > CLOSE_TO_OURS} == {}
 

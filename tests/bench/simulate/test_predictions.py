@@ -3,7 +3,15 @@
 import pytest
 
 from bench.simulate.placement import KEPT, compare
-from bench.simulate.predictions import SYSTEMS, arms_of, at_loads, setting_of, sharing
+from bench.simulate.predictions import (
+    SYSTEMS,
+    System,
+    arms_of,
+    at_loads,
+    setting_of,
+    sharing,
+)
+from bench.simulate.service import simulate
 
 QWEN_4_1 = SYSTEMS[0]
 
@@ -24,29 +32,49 @@ def test_more_devices_in_the_target_make_plain_decoding_faster_but_not_as_much()
 
 
 def test_one_request_gains_by_a_device_that_drafts_and_many_by_one_in_the_target():
-    found = {(load.num_at_once, load.arm): load for load in at_loads(QWEN_4_1, (1, 64), 40)}
-    one = {arm: found[1, arm].tokens_per_s for arm in ("sync, 4+0", "sync, 5+0", "async, 4+1")}
-    assert one["async, 4+1"] > 1.2 * one["sync, 5+0"] > 1.2 * one["sync, 4+0"]
-    assert found[64, "sync, 5+0"].tokens_per_s > 1.2 * found[64, "async, 4+1"].tokens_per_s
-    assert found[1, "off, 4+0"].tokens_per_s == pytest.approx(88.8, rel=0.02)
+    one = made_of(QWEN_4_1, 1, tokens_each=300)
+    assert one["async, 4+1"] > 1.2 * one["sync, 5+0"] > 1.2
+    assert one["sync, 5+0"] > one["sync, 4+0"] > 1.3 * one["off, 4+0"]
+    assert one["off, 4+0"] == pytest.approx(88.8, rel=0.02)
+    many = made_of(QWEN_4_1, 96, tokens_each=16)
+    assert many["sync, 5+0"] > 1.2 * many["async, 4+1"]
+
+
+def made_of(system: System, size: int, *, tokens_each: int) -> dict[str, float]:
+    """Tokens a second of every arm but `auto`."""
+    arms = arms_of(system, setting_of(system, size))
+    return {
+        arm: simulate(each, tokens_each=tokens_each).tokens_per_s
+        for arm, each in arms.items()
+        if each.mode != "auto"
+    }
+
+
+def test_loads_are_held_against_plain_decoding_on_the_targets_devices():
+    loads = at_loads(QWEN_4_1, (2,), 20)
+    assert [load.num_at_once for load in loads] == [2] * 6
+    plain = loads[0]
+    assert plain.over_off == 1
+    for load in loads:
+        assert load.over_off == pytest.approx(load.tokens_per_s / plain.tokens_per_s)
 
 
 def test_the_more_targets_share_a_draft_process_the_less_each_gains():
     gains = [load.over_off / count for load, count in zip(
-        sharing(QWEN_4_1, (1, 4), (8,), 60), (1, 4), strict=True
+        sharing(QWEN_4_1, (1, 4), (8,), 40), (1, 4), strict=True
     )]  # fmt: skip
     assert gains[0] > 1.2 * gains[1] > 1.2
 
 
 def test_rule_and_simulation_agree_where_drafts_are_in_time():
-    placed = compare((0.1, 0.45), (1.0, 1.3, 2.0), 600)
+    placed = compare((0.1, 0.45), (1.0, 2.0), 500)
     clear = [each for each in placed if abs(each.simulated - 1) > 0.05]
-    assert len(clear) >= 4
+    assert len(clear) >= 3
     assert all((each.by_rule > 1) == (each.simulated > 1) for each in clear)
     assert all(each.simulated == pytest.approx(each.by_rule, rel=0.1) for each in placed)
     assert all(each.by_rule == pytest.approx(KEPT * each.at_best) for each in placed)
 
 
 def test_what_launch_goes_by_is_an_upper_bound_even_where_drafts_are_late():
-    placed = compare((0.05, 0.3, 0.8), (1.15, 2.0), 600)
+    placed = compare((0.05, 0.8), (1.15, 2.0), 400)
     assert all(each.simulated < 1.02 * each.at_best for each in placed)

@@ -13,7 +13,7 @@ from specserve.errors import InvalidField
 from tests.bench.simulate.settings import ALWAYS, FORWARD_S, NEVER, free_tokens, setting
 
 PLAIN = 1 / FORWARD_S  # tokens a second
-TOKENS = 2000  # hundreds of rounds: a mean length is known to some four in a hundred
+TOKENS = 1600  # hundreds of rounds: a mean length is known to some four in a hundred
 
 
 def test_plain_decoding_makes_a_token_a_row_and_forward():
@@ -31,8 +31,7 @@ def test_what_is_left_of_a_round_counts_by_rows_and_by_drafts():
     assert drafted.round_s == pytest.approx(plain.round_s + 0.004 + 0.005, rel=0.01)
 
 
-@pytest.mark.parametrize("accept", [0.3, 0.7, 0.9])
-@pytest.mark.parametrize("gamma", [1, 5])
+@pytest.mark.parametrize(("accept", "gamma"), [(0.3, 5), (0.7, 1), (0.9, 5)])
 def test_a_fixed_acceptance_makes_the_tokens_of_the_closed_form(accept, gamma):
     found = simulate(setting(accept, gamma=gamma), tokens_each=TOKENS)
     assert found.accept_len == pytest.approx(expected_tokens(accept, gamma), rel=0.05)
@@ -157,13 +156,12 @@ def _costly(mode, accept, *, num_at_once=1, draft_ms=4.0):
     )
 
 
-@pytest.mark.parametrize("num_at_once", [1, 8])
-@pytest.mark.parametrize("accept", [0.1, 0.5, 0.85])
+@pytest.mark.parametrize(("accept", "num_at_once"), [(0.1, 1), (0.5, 1), (0.1, 8), (0.85, 8)])
 def test_auto_is_never_slower_than_off_by_more_than_trying_costs(accept, num_at_once):
     """Some of the first hundreds of tokens are spent on trying."""
     speeds = {
         mode: simulate(
-            _costly(mode, accept, num_at_once=num_at_once), tokens_each=800 // num_at_once
+            _costly(mode, accept, num_at_once=num_at_once), tokens_each=600 // num_at_once
         )
         for mode in ("off", "auto")
     }
@@ -172,7 +170,7 @@ def test_auto_is_never_slower_than_off_by_more_than_trying_costs(accept, num_at_
 
 def test_auto_finds_what_is_fastest():
     speeds = {
-        mode: simulate(_costly(mode, 0.85), tokens_each=1000).tokens_per_s
+        mode: simulate(_costly(mode, 0.85), tokens_each=700).tokens_per_s
         for mode in ("off", "sync", "async", "auto")
     }
     assert speeds["async"] > 1.1 * speeds["sync"] > 1.3 * speeds["off"]

@@ -8,7 +8,7 @@ from bench.simulate.vectors import compare
 
 @pytest.fixture(scope="module")
 def vectors() -> list[Vector]:
-    return compare(2000)
+    return compare(1500)
 
 
 def test_formulas_give_what_was_found_without_them(vectors):
