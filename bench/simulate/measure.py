@@ -78,24 +78,9 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
     budgets = [each for n in size.load_sizes for each in loads.budgets([n], size.tokens_each(n))]
     advance("what confidences are worth")
     beliefs = [each for n in size.load_sizes for each in loads.beliefs([n], size.tokens_each(n))]
-    predicted: list[Load] = []
-    for system in predictions.SYSTEMS[: size.systems]:
-        advance(system.name)
-        for n in size.predicted_sizes:
-            predicted += predictions.at_loads(system, [n], size.tokens_each(n))
-    hosted = [
-        each
-        for n in size.predicted_sizes[:_HOSTED_SIZES]
-        for each in predictions.with_host(predictions.SYSTEMS[0], [n], size.tokens_each(n))
-    ]
-    advance("targets that share a draft process")
-    shared = [
-        each
-        for n in _SHARED_SIZES
-        for each in predictions.sharing(
-            predictions.SYSTEMS[0], _SHARED_TARGETS, [n], size.tokens_each(4 * n)
-        )
-    ]
+    predicted = _predicted(size, advance)
+    advance("the host as it is, and targets that share a draft process")
+    hosted, shared = _hosted(size), _shared(size)
     advance("where a device serves better")
     placed = placement.compare(size.shares, size.scalings, size.placed_tokens)
     return Results(
@@ -120,6 +105,30 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
         command=command,
         elapsed_s=time.perf_counter() - began_s,
     )
+
+
+def _predicted(size: Size, advance: Advance) -> list[Load]:
+    found: list[Load] = []
+    for system in predictions.SYSTEMS[: size.systems]:
+        advance(system.name)
+        for n in size.predicted_sizes:
+            found += predictions.at_loads(system, [n], size.tokens_each(n))
+    return found
+
+
+def _hosted(size: Size) -> list[Load]:
+    system, sizes = predictions.SYSTEMS[0], size.predicted_sizes[:_HOSTED_SIZES]
+    by_size = [predictions.with_host(system, [n], size.tokens_each(n)) for n in sizes]
+    return [each for found in by_size for each in found]
+
+
+def _shared(size: Size) -> list[Load]:
+    system = predictions.SYSTEMS[0]
+    by_size = [
+        predictions.sharing(system, _SHARED_TARGETS, [n], size.tokens_each(4 * n))
+        for n in _SHARED_SIZES
+    ]
+    return [each for found in by_size for each in found]
 
 
 def _with_ours(table: list[Published], tokens: int) -> list[Published]:

@@ -77,4 +77,4 @@ def test_rule_and_simulation_agree_where_drafts_are_in_time():
 
 def test_what_launch_goes_by_is_an_upper_bound_even_where_drafts_are_late():
     placed = compare((0.05, 0.8), (1.15, 2.0), 400)
-    assert all(each.simulated < 1.02 * each.at_best for each in placed)
+    assert all(each.simulated < 1.05 * each.at_best for each in placed)
