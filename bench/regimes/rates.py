@@ -1,8 +1,7 @@
 # pyright: strict
 """From traces to rates: each gives (over, under) for one trace, and rates are sums over sums.
 
-Rounds are those in which all rows decode. What SSD's Theorem 7 makes of measured parts has times in
-units of one verification, and lengths in tokens a round.
+Rounds are those in which all rows decode.
 """
 
 from collections.abc import Callable, Sequence
@@ -152,20 +151,3 @@ def processor_s(role: str) -> Measure:
         return trace.usage.get(role, Usage()).ran_s, trace.num_rounds
 
     return measure
-
-
-def speedup(
-    hit_rate: float, hit_len: float, miss_len: float, *, draft_time: float, backup_time: float
-) -> float:
-    """SSD, Theorem 7: asynchronous speculation over decoding without any.
-
-    [p E_hit + (1 - p) E_miss] / [p max(1, T_p) + (1 - p) (1 + T_b)]. A target that does not wait
-    for late drafts has T_p <= 1: lateness is in the hit rate then.
-    """
-    tokens = hit_rate * hit_len + (1 - hit_rate) * miss_len
-    return tokens / (hit_rate * max(1.0, draft_time) + (1 - hit_rate) * (1 + backup_time))
-
-
-def hit_rate(after_primary: float, after_backup: float) -> float:
-    """SSD, Theorem 7: of all rounds, from the hit rates after a hit and after a miss."""
-    return after_backup / (1 - after_primary + after_backup)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from bench import ssd_formulas
 from bench.bootstrap import Interval
 from bench.domains import GreedyCheck
 from bench.loops import LoopCount, count_loops
@@ -290,9 +291,9 @@ def predicted(own: Sequence[Trace], off: Sequence[Trace]) -> float | None:
     hit_len, miss_len = rates.value(own, rates.hit_len), rates.value(own, rates.miss_len)
     if after_hit is None or after_miss is None or hit_len is None or miss_len is None:
         return length / (cost + wait)  # nobody looked anything up, or always with one outcome
-    share = rates.hit_rate(after_hit, after_miss) if after_miss else 0.0
+    share = ssd_formulas.hit_rate(after_hit, after_miss) if after_miss else 0.0
     backup = wait / cost / (1 - share) if share < 1 else 0.0
-    return rates.speedup(share, hit_len, miss_len, draft_time=0.0, backup_time=backup) / cost
+    return ssd_formulas.speedup(share, hit_len, miss_len, draft_time=0.0, backup_time=backup) / cost
 
 
 def _costs(own: Sequence[Trace], off: Sequence[Trace]) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from specserve.commands.config_table import config_rows, print_config, telling_rows
+from specserve.commands.device_remark import device_remark
 from specserve.commands.faster_drafter import faster_drafter_remark
 from specserve.commands.remarks import (
     ballast_remark,
@@ -137,6 +138,7 @@ class _Announcer:
             memory_remark(config),
             no_drafter_remark(wish, config),
             faster_drafter_remark(wish, config),
+            device_remark(wish, config),
             ballast_remark(config),
         ):
             if remark is not None:

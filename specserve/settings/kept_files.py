@@ -67,24 +67,39 @@ class KeptFile(Generic[Record]):
     def read(self) -> Record | None:
         """What is known; None where nothing is, or of something else."""
         try:
-            record = msgspec.json.decode(self.path.read_bytes(), type=self._record)
-        except FileNotFoundError:
-            return None
+            record = self._decoded()
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s is of no use, %s are timed again: %s", self.path, self._what, error)
             return None
-        changed = sorted(
+        changed = [] if record is None else self._changed(record)
+        if changed:
+            log.info("%s are timed again: what has changed is %s", self._what, ", ".join(changed))
+        return None if changed else record
+
+    def peek(self) -> Record | None:
+        """The same without a word, for who measures nothing anew."""
+        try:
+            record = self._decoded()
+        except (OSError, ValueError, RecursionError):
+            return None
+        return None if record is None or self._changed(record) else record
+
+    def _decoded(self) -> Record | None:
+        """None where there is no file. Raises what reading it raises."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=self._record)
+        except FileNotFoundError:
+            return None
+
+    def _changed(self, record: Record) -> list[str]:
+        """What `record` was measured for and is not so now."""
+        if record.format != self._format:
+            return ["the file's format"]
+        return sorted(
             name
             for name in record.made_for.keys() | self.made_for.keys()
             if record.made_for.get(name) != self.made_for.get(name)
         )
-        if record.format != self._format:
-            changed = ["the file's format"]
-        if changed:
-            names = ", ".join(changed)
-            log.info("%s are timed again: what has changed is %s", self._what, names)
-            return None
-        return record
 
     def write(self, record: Record) -> None:
         """Keep it for the next service; whole, or not at all."""

@@ -198,12 +198,14 @@ class FrozenSteps:
         seconds = np.array([seconds for _, seconds in known], np.float64)
         # What seems to take longer than a forward of more tokens was held up.
         self._seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-        self._slopes, self._pace = slopes, pace
+        self.sizes: tuple[int, ...] = tuple(end for end, _ in known)  # tokens, ascending
+        self.slopes = slopes
+        self._pace = pace
         self._edges = np.array(edges, np.int64)
 
     def at(self, num_rows: int, num_keys: int) -> "Steps":
         """Forwards of so many rows, which attend to so many keys in all."""
-        return Steps(self, self._slopes.seconds(num_rows, num_keys), self._pace)
+        return Steps(self, self.slopes.seconds(num_rows, num_keys), self._pace)
 
     def line(self, num_rows: int) -> Line | None:
         """Through rounds of so many rows, with up to a block each; None where too few are known."""
