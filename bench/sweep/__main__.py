@@ -182,11 +182,12 @@ class Wanted:
         self.drafter: str = arguments.drafter or _DEFAULT
         self.said: str = arguments.flags
         self.flags = ["--device", self.device, *split_flags("--flags", arguments.flags)]
-        # Elsewhere than on a CPU batches may change bits, and so texts, without it.
-        self.flags += ["--deterministic"] if self.device == "cuda" else []
+        is_gpu = self.device == "cuda"
+        self.flags += ["--deterministic"] if is_gpu else []  # else batches may change texts there
+        # One GPU may have to do for both.
+        self.flags += ["--oversubscribe"] if is_gpu or not self.is_pinned else []
         ballast = num_params(self.ballast)
         own = ["--target", str(self.target), *(["--ballast", str(ballast)] if ballast else [])]
-        own += [] if self.is_pinned else ["--oversubscribe"]
         for arm in self.arms:
             check_service("--flags", arm.service, [*own, *self.flags])
 

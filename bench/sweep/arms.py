@@ -123,14 +123,14 @@ def arms_of(
     shared. Raises InvalidField for a topology that needs more.
     """
     topologies = [parse_topology(word) for word in plan.topologies]
-    for word, topology in zip(plan.topologies, topologies, strict=True):
-        needed = topology.num_target_ranks * plan.threads + topology.num_draft_processes
-        if num_cores is not None and needed > num_cores:
-            problem = f"{word} needs {needed} cores, this process may use {num_cores}"
+    modes = list(_modes(plan, topologies))
+    for arm in modes:
+        if num_cores is not None and arm.cores > num_cores:
+            problem = f"{arm.topology} needs {arm.cores} cores, this process may use {num_cores}"
             raise InvalidField("--topologies", f"{problem}; leave it out, or type --unpinned")
     main = _main(topologies)
     equal = _with_threads(plan, topologies, num_cores) if device == "cpu" else ()
-    arms = dict.fromkeys([*_modes(plan, topologies), *equal])
+    arms = dict.fromkeys([*modes, *equal])
     named = [_named(msgspec.structs.replace(arm, drafting=drafting), main, plan) for arm in arms]
     return sorted(named, key=lambda each: each.arm.mode != OFF)
 

@@ -41,14 +41,16 @@ class Kept:
     """The file; everything in it, and what is added."""
 
     def __init__(self, out: Path, measured: Measured) -> None:
-        """Raises InvalidField where `out` holds something else than what is `measured` now."""
+        """Raises InvalidField where `out` holds turns of something else than `measured`."""
         self.cells: list[Cell] = []
         self.sessions: list[Session] = []
         self._path = out / KEPT_FILE
         lines = self._lines()
         if lines:
-            self._check(lines[0], measured)
+            there = self._header(lines[0])
             self._read(lines[1:])
+            if self.cells and there != measured:
+                raise self._other(there, measured)
         self._encoder = msgspec.json.Encoder()
         self._rewrite(measured)
 
@@ -86,18 +88,19 @@ class Kept:
             else:
                 self.sessions.append(found)
 
-    def _check(self, line: bytes, measured: Measured) -> None:
+    def _header(self, line: bytes) -> Measured:
         try:
-            there = msgspec.json.decode(line, type=Measured)
+            return msgspec.json.decode(line, type=Measured)
         except msgspec.DecodeError as error:
             raise self._unreadable() from error
-        if there != measured:
-            said = "; ".join(_differences(there, measured))
-            raise InvalidField(
-                "--out",
-                f"{self._path.parent} holds a sweep with other flags ({said}); repeat its command "
-                "to go on with it, or give another --out",
-            )
+
+    def _other(self, there: Measured, measured: Measured) -> InvalidField:
+        said = "; ".join(_differences(there, measured))
+        return InvalidField(
+            "--out",
+            f"{self._path.parent} holds a sweep with other flags ({said}); repeat its command to "
+            "go on with it, or give another --out",
+        )
 
     def _unreadable(self) -> InvalidField:
         problem = f"{self._path} was not written by this version; give another --out"

@@ -71,7 +71,9 @@ def _by_load(figure: Figure, label: str, level: float | None = None) -> _Panel:
             )
         if level is not None:
             axes.axhline(level, color="black", linewidth=0.8)
+        sizes = sorted({row.load.size for row in own})
         axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         is_closed = own[0].load.is_closed
         axes.set_xlabel("requests in flight" if is_closed else "requests a second that arrive")
         axes.set_ylabel(label)

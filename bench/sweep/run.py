@@ -67,7 +67,6 @@ class Options:
         room = sum(itertools.islice(itertools.cycle(longest), in_flight))
         flags = ["--target", str(self.target), "--generation-config", "none", *self.flags]
         flags += ["--ballast", str(self.ballast)] if self.ballast else []
-        flags += [] if self.is_pinned else ["--oversubscribe"]
         flags += ["--max-batch-rows", str(in_flight)] if in_flight > _USUAL_ROWS else []
         return flags + kv_memory_flags(self.target, self.ballast, room, spare=_SPARE_KV)
 
@@ -110,7 +109,7 @@ class Run:
             for number, (comparison, arms) in enumerate(left):
                 if warm != comparison[:2]:
                     warm = comparison[:2]
-                    self._warm_up(comparison, arms, by_name)
+                    self._warm_up(comparison, _arms_at(warm, left[number:]), by_name)
                 self._compare(comparison, arms, by_name, left[number:])
                 self._summarise()
 
@@ -184,11 +183,14 @@ class Run:
         if budget_s is None:
             return planned
         expected = [expected_s(each.load, self._plan, len(some)) for each, some in left]
+        loads_to_come = {each[:2] for each, _ in left} - {comparison[:2]}
+        warm_up_s = self._plan.warm_up_s * sum(arm.learns for arm in self._options.arms)
+        left_s = budget_s - self._elapsed_s() - warm_up_s * len(loads_to_come)
         return affordable(
             planned,
             load.in_flight or 1,
             request_s=sum(self._request_s[temperature, load, arm.name] for arm in arms),
-            allowance_s=allowance_s(budget_s - self._elapsed_s(), expected),
+            allowance_s=allowance_s(left_s, expected),
         )
 
     def _turn(
@@ -248,6 +250,14 @@ def missing(
         if left:
             found.append((comparison, left))
     return found
+
+
+def _arms_at(
+    place: tuple[float, Load], left: Sequence[tuple[Comparison, Sequence[NamedArm]]]
+) -> list[NamedArm]:
+    """Those that have a turn left there: of a comparison that was stopped, some have none."""
+    found = {arm.name: arm for each, arms in left if each[:2] == place for arm in arms}
+    return list(found.values())
 
 
 def num_steps(left: Sequence[tuple[Comparison, Sequence[NamedArm]]]) -> int:

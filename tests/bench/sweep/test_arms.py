@@ -51,6 +51,7 @@ def test_equal_hardware_has_as_many_cores_and_no_draft_process():
 def test_one_core_has_no_equal_hardware_and_a_gpu_no_threads():
     alone = plan(modes=("off", "sync"), topologies=("1+0",))
     assert names(alone, num_cores=1) == ["off", "sync", "sync fixed"]
+    assert names(plan(modes=("off",)), num_cores=1) == ["off"]  # nobody needs the other core
     on_gpu = arms_of(FULL, Drafting(), device="cuda", num_cores=None)
     assert "sync 2 threads" not in [arm.name for arm in on_gpu]
 

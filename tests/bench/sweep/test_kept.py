@@ -68,6 +68,15 @@ def test_other_flags_are_refused_by_name_and_leave_everything_as_it_is(tmp_path,
     assert (tmp_path / KEPT_FILE).read_bytes() == before
 
 
+def test_flags_may_change_as_long_as_nothing_was_measured(tmp_path):
+    Kept(tmp_path, MEASURED).begin(describe_machine())
+    changed = msgspec.structs.replace(MEASURED, ballast="1B")
+    assert Kept(tmp_path, changed).cells == []
+    Kept(tmp_path, changed).keep(cell("off"))
+    with pytest.raises(InvalidField, match="--ballast 1B there, 30M here"):
+        Kept(tmp_path, MEASURED)
+
+
 @pytest.mark.parametrize("content", [b"hello\n", b'{"type":"sweep"}\n', b"{}\nx\n"])
 def test_a_file_that_is_none_of_a_sweep_is_refused(tmp_path, content):
     (tmp_path / KEPT_FILE).write_bytes(content)

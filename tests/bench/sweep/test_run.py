@@ -151,6 +151,20 @@ def test_without_time_enough_every_arm_is_asked_fewer_requests_and_all_loads_are
     assert stage.now_s < 400
 
 
+def test_what_is_gone_on_with_is_warmed_up_for_all_that_is_left(monkeypatch, tmp_path):
+    """Of the first comparison one arm is left, of the next ones both; there is a budget, too."""
+    plan = msgspec.structs.replace(PLAN, requests=4, rates=(), temperatures=(1.0,), budget_s=1e6)
+    stage = Stage(monkeypatch, tmp_path, plan, request_s=1.0)
+    stage.kept.keep(msgspec.structs.replace(cell("off"), answers=[answer()] * 3))
+    stage.run.measure(None)
+    names = [name for name, turn in stage.turns if turn.max_tokens != PLAN.max_tokens]
+    assert sorted(names) == ["off", "off", "sync", "sync"]
+    first, *others = [(name, len(turn.prompts)) for name, turn in stage.measured()]
+    assert first == ("sync", 3)  # as many as the other one was asked
+    assert {count for _, count in others} == {4}
+    assert len(others) == 10
+
+
 def test_a_text_that_differs_ends_the_run_and_is_not_kept(monkeypatch, tmp_path):
     stage = Stage(monkeypatch, tmp_path)
     ask = stage._ask
