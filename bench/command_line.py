@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the command lines of the benches share: targets, flags that were renamed, progress."""
+"""What the command lines of benches share: targets, sampling, flags that were renamed, progress."""
 
 import argparse
 from collections.abc import Callable, Generator, Sequence
@@ -8,25 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from specserve.errors import InvalidField
 from specserve.settings.sizes import parse_count
 from specserve.settings.target_source import EMBEDDED_TARGET
+
+_ALL_OF_IT_S = 1e9  # measurements may take minutes each
 
 
 @contextmanager
 def progress_bar(total: int, console: Console) -> Generator[Callable[[str], None]]:
     """Yields `advance`, which is told what comes next before each of `total` measurements.
 
-    Drawn between measurements only: a refresh thread would disturb them.
+    Beside the time that has passed stands what is left, if the rest goes on as it did. Drawn
+    between measurements only: a refresh thread would disturb them.
     """
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[what]}"),
     )
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
+    with Progress(
+        *columns, console=console, auto_refresh=False, speed_estimate_period=_ALL_OF_IT_S
+    ) as progress:
         task = progress.add_task("", total=total, what="loading, warming up")
         progress.refresh()
         started = False
@@ -64,3 +78,33 @@ def default_ballasts(target: Path, of_tiny: Sequence[str]) -> tuple[str, ...]:
 def num_params(ballast: str) -> int:
     """0 for none. Raises InvalidField."""
     return 0 if ballast == NO_BALLAST else parse_count(ballast, "--ballast")
+
+
+SAMPLING_FIELDS = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+)  # fmt: skip
+
+
+def add_sampling_option(parser: argparse.ArgumentParser) -> None:
+    """--sampling, which `read_sampling` reads."""
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}",
+    )
+
+
+def read_sampling(words: Sequence[str]) -> dict[str, float]:
+    """Requests' own fields. Raises InvalidField."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in SAMPLING_FIELDS:
+            raise InvalidField("--sampling", f"{name!r} is none of {', '.join(SAMPLING_FIELDS)}")
+        try:
+            found[name] = int(value) if name == "top_k" else float(value)
+        except ValueError:
+            raise InvalidField("--sampling", f"{word!r} is not of the form top_p=0.9") from None
+    return found

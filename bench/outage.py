@@ -31,11 +31,10 @@ from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.figures import panels, spreads
 from bench.machine import Machine, describe_machine
-from bench.prompt_choice import MAX_TOKENS, add_prompt_options, read_prompts
-from bench.regimes.arms import ASYNC, OFF, Service
-from bench.regimes.plan import LEAST_TOKENS
-from bench.regimes.records import Job, Trace
-from bench.regimes.service import Running, kv_memory_flags, running
+from bench.prompt_choice import LEAST_TOKENS, MAX_TOKENS, add_prompt_options, read_prompts
+from bench.services.records import Job, Trace
+from bench.services.running import Running, kv_memory_flags, running
+from bench.services.service import ASYNC, OFF, Service
 from bench.tables import Table, with_spread
 from bench.writing import (
     make_results_folder,
@@ -189,14 +188,25 @@ def read(arguments: argparse.Namespace) -> Asked:
     )
 
 
+def drafted_services(drafter: str) -> dict[str, Service]:
+    """Asynchronous ones; the first may draft beside the target when its draft process is away."""
+    choice = parse_choice(drafter)
+    head = () if choice.local_head is None else ("--local-head", choice.local_head)
+    flags = ("--speculation", ASYNC, "--topology", "1+1", "--drafter", choice.drafter, *head)
+    further = {
+        "by default": ("--colocated-drafter", choice.drafter),
+        "skip": ("--miss-policy", "skip"),
+    }
+    return {
+        name: Service(name=name, mode=ASYNC, flags=(*flags, *own), num_drafts=1)
+        for name, own in further.items()
+    }
+
+
 def measure(asked: Asked, runner: asyncio.Runner, command: str) -> Results:
     """Raises SpecserveError, also if an outage changed a text."""
-    choice = parse_choice(asked.drafter)
-    plain = Service(mode=OFF)
-    drafted = {
-        "by default": Service(mode=ASYNC, drafter=choice, colocated=choice),
-        "skip": Service(mode=ASYNC, drafter=choice, miss_policy="skip"),
-    }
+    plain = Service(name="plain", mode=OFF, flags=("--speculation", OFF))
+    drafted = drafted_services(asked.drafter)
     services = (plain, *drafted.values())
     num_tokens = asked.questions.max_tokens
     machine, console = describe_machine(), Console(stderr=True)

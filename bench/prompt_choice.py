@@ -12,6 +12,7 @@ from bench.prompt_files import STANDARD_PROMPTS, PromptRecord, read_prompt_file
 from specserve.errors import InvalidField
 
 MAX_TOKENS = 128  # of an answer, unless a bench says otherwise
+LEAST_TOKENS = 10  # of one: more than one round of any drafter of ours
 _SEED = 0
 
 

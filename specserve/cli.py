@@ -40,8 +40,8 @@ _OTHER_NAMES = {
     "server": "specserve launch",
     "run": "specserve launch, or specserve chat for a conversation",
     "complete": "specserve generate",
-    "bench": "python -m bench.regimes (bench/README.md)",
-    "benchmark": "python -m bench.regimes (bench/README.md)",
+    "bench": "python -m bench.sweep (bench/README.md)",
+    "benchmark": "python -m bench.sweep (bench/README.md)",
 }
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 

@@ -22,17 +22,24 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.command_line import TARGET_HELP, add_renamed_flag, num_params, progress_bar
-from bench.configurations.arms import FULL, PAPER_ARMS, QUICK, Plan, check_arm, read_arms
+from bench.command_line import (
+    TARGET_HELP,
+    add_renamed_flag,
+    add_sampling_option,
+    num_params,
+    progress_bar,
+    read_sampling,
+)
+from bench.configurations.arms import ARM, FULL, PAPER_ARMS, QUICK, Plan, read_arms
 from bench.configurations.report import TITLE, conditions, tables, verdict
 from bench.configurations.results import Results, arm_rows, summarise
+from bench.configurations.rows import loops_in
 from bench.configurations.run import Options, Run, num_steps
 from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL
 from bench.machine import describe_machine
 from bench.prompt_choice import ChosenPrompts, add_prompt_options, read_prompts
-from bench.regimes.plan import SAMPLING_FIELDS, read_sampling
-from bench.regimes.results import loops_in
+from bench.services.launch_flags import check_service
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -71,8 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="METHOD",
     )
     add_renamed_flag(parser, "--rules", "--methods")
-    add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
-        help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
+    add_sampling_option(parser)
     add("--passes", type=int, metavar="N", help="how often every arm is started")
     add("--warm-up", type=float, metavar="S", help="of every arm that learns, sampling and pass")
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
@@ -126,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = msgspec.structs.replace(plan, num_prompts=len(chosen.records))
         options = read_options(arguments, plan, shlex.join(["python", "-m", _NAME, *words]))
         for service in options.services:
-            check_arm(service, options.flags)
+            check_service(ARM, service, options.flags)
         make_results_folder(arguments.out)
         results = _measure(options, chosen, arguments.out, console)
     except (SpecserveError, OSError) as error:
@@ -170,7 +176,7 @@ class _Collector:
         spec = with_ballast(read_spec(options.target), options.ballast_params)
         return Results(
             summary=summarise(found),
-            arms=arm_rows(found, options.plan.max_tokens),
+            arms=arm_rows(found),
             loops=loops_in(found),
             questions=questions,
             plan=options.plan,

@@ -2,19 +2,14 @@
 """How much is measured, and which services are compared: `NAME: FLAGS` of the command
 line, or the paper's configuration."""
 
-import argparse
-import shlex
 from collections.abc import Sequence
-from typing import NoReturn
 
 import msgspec
 
-from bench.prompt_choice import MAX_TOKENS
-from bench.regimes.arms import OFF, GivenFlags, Service
-from bench.regimes.plan import LEAST_TOKENS
-from specserve.commands.service_options import add_service_options, read_config
+from bench.prompt_choice import LEAST_TOKENS, MAX_TOKENS
+from bench.services.launch_flags import read_flags, settings_of, split_flags
+from bench.services.service import OFF, Service
 from specserve.errors import InvalidField
-from specserve.processes.launch import resolve_here
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import Config
 from specserve.settings.topology import parse_topology
@@ -61,16 +56,9 @@ PAPER_ARMS = (
     "async gamma 12: --speculation async --topology 1+1 --gamma 12",
     "async by hand: --speculation async --topology 1+1 --gamma 12 --fan-out 8",
 )
-_FIELD = "--arm"
+ARM = "--arm"
 NOBODY = (None, None)
 _SAID_BY_THE_BENCH = ("model.target", "model.ballast", "server.grpc_port")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidField(_FIELD, message)
 
 
 def read_arms(words: Sequence[str], shared: Sequence[str], drafter: str) -> list[Service]:
@@ -84,10 +72,10 @@ def read_arms(words: Sequence[str], shared: Sequence[str], drafter: str) -> list
     if not any(arm.mode == OFF and arm.threads == 1 for arm in arms):
         arms.insert(0, read_arm(PLAIN, shared, drafter))
     arms.sort(key=lambda arm: arm.mode != OFF or arm.threads > 1)
-    names = [arm.label for arm in arms]
+    names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidField(_FIELD, f"two arms are called {name!r}")
+            raise InvalidField(ARM, f"two arms are called {name!r}")
     return arms
 
 
@@ -95,41 +83,25 @@ def read_arm(word: str, shared: Sequence[str], drafter: str) -> Service:
     """`NAME: FLAGS`, as of `specserve launch`. Raises InvalidField."""
     name, colon, text = (part.strip() for part in word.partition(":"))
     if not name or not colon or not text:
-        raise InvalidField(_FIELD, f"{word!r} is not NAME: FLAGS, as in {PLAIN!r}")
-    try:
-        own = shlex.split(text)
-    except ValueError as error:
-        raise InvalidField(_FIELD, f"{name!r}: {error}") from error
+        raise InvalidField(ARM, f"{word!r} is not NAME: FLAGS, as in {PLAIN!r}")
+    own = split_flags(ARM, text)
     flags = [*shared, *own]
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    add_service_options(parser)
+    said = settings_of(ARM, own)
     for dotted in _SAID_BY_THE_BENCH:
-        if getattr(parser.parse_args(own), dotted) is not None:
-            raise InvalidField(_FIELD, f"{name!r} sets {dotted}, which is the bench's to say")
-    config = read_config(parser.parse_args(flags))
+        if said[dotted] is not None:
+            raise InvalidField(ARM, f"{name!r} sets {dotted}, which is the bench's to say")
+    config = read_flags(ARM, flags)
     speculation = config.speculation
     if speculation.mode != OFF and (speculation.drafter, speculation.colocated_drafter) == NOBODY:
         flags += ["--drafter", drafter]
-    num_drafts = parse_topology(config.topology.topology).num_draft_processes
     return Service(
+        name=name,
         mode=config.speculation.mode,
-        given=GivenFlags(name=name, flags=tuple(flags), num_drafts=num_drafts),
+        flags=tuple(flags),
+        num_drafts=parse_topology(config.topology.topology).num_draft_processes,
         verification=_method(config),
         threads=config.topology.threads,
     )
-
-
-def check_arm(service: Service, flags: Sequence[str]) -> None:
-    """As far as can be told without starting it. Raises the SpecserveError of its launch.
-
-    `flags`: of the bench, before the arm's own.
-    """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    add_service_options(parser)
-    try:
-        resolve_here(read_config(parser.parse_args([*flags, *service.flags])))
-    except InvalidField as error:
-        raise InvalidField(_FIELD, f"{service.label!r}: {error}") from error
 
 
 def _method(config: Config) -> VerificationMethod:

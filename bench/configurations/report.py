@@ -2,9 +2,9 @@
 """The tables of `bench.configurations`, for people; decides nothing."""
 
 from bench.configurations.results import GOALS, ArmRow, Results
+from bench.configurations.rows import QUIET_SHARE
+from bench.goals import verdict_lines
 from bench.loops import loops_line
-from bench.regimes.results import QUIET_SHARE
-from bench.regimes.summary import verdict_on
 from bench.tables import Table, with_spread
 
 TITLE = "# Services with flags given by hand"
@@ -12,15 +12,7 @@ TITLE = "# Services with flags given by hand"
 
 def verdict(results: Results) -> str:
     """The goals in one line each."""
-    lines: list[str] = []
-    for goal in GOALS:
-        value, low, high = (results.summary.get(goal.key + end) for end in ("", "_lo", "_hi"))
-        figure = "-"
-        if value is not None and low is not None and high is not None:
-            figure = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-        says = verdict_on(goal, results.summary)
-        lines.append(f"{goal.text}: {figure}, goal {goal.least:g}: {says}.")
-    return "\n\n".join(lines)
+    return verdict_lines(GOALS, results.summary)
 
 
 def tables(results: Results) -> list[Table]:

@@ -3,8 +3,8 @@
 
 Where the best of several synchronous arms is wanted beside one asynchronous arm, it is the fastest
 on the very requests: luck in the pick is against the asynchronous arm. The summary has the fastest
-asynchronous arm of the table. Picking on one half of the requests and comparing on the other, as
-`bench.regimes` does, would pick the wrong arm too often: there are few requests.
+asynchronous arm of the table. Picking on one half of the requests and comparing on the other would
+pick the wrong arm too often: there are few requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,13 @@ import msgspec
 
 from bench.bootstrap import Interval
 from bench.configurations.arms import Plan
+from bench.configurations.rows import Found, Group, Row, Setting, quiet, rows_of
 from bench.conversations import Questions
+from bench.goals import Goal, Summary, entries
 from bench.loops import LoopCount
 from bench.machine import Machine
-from bench.regimes import rates
-from bench.regimes.arms import ASYNC, SYNC, Arm, Service
-from bench.regimes.measure import Found, Group
-from bench.regimes.records import Setting
-from bench.regimes.results import Row, quiet, rows_of
-from bench.regimes.summary import Goal, Summary, best_arm, entries, ratio_of
+from bench.services import rates
+from bench.services.service import ASYNC, SYNC, Arm, Service
 
 GOALS = (
     Goal(key="async_over_best_sync_t0", least=1.5, text="async over the best sync, T 0"),
@@ -60,13 +58,13 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
 
 
-def arm_rows(found: Found, num_tokens: int) -> list[ArmRow]:
+def arm_rows(found: Found) -> list[ArmRow]:
     """Every arm under every sampling, plain decoding first."""
     return [
         _arm_row(setting, groups, arm, row)
         for setting, groups in found.items()
         if groups
-        for arm, row in zip(_in_order(groups), rows_of(setting, groups, num_tokens), strict=True)
+        for arm, row in zip(_in_order(groups), rows_of(setting, groups), strict=True)
     ]
 
 
@@ -76,7 +74,7 @@ def _in_order(groups: Sequence[Group]) -> list[Arm]:
 
 
 def _arm_row(setting: Setting, groups: Sequence[Group], arm: Arm, row: Row) -> ArmRow:
-    counted = {setting: quiet(groups)}
+    counted = quiet(groups)
     arms = list(groups[0].traces)
     best, equal = _best_of(arms, counted, num_cores=1), None
     if arm.service.mode == ASYNC:
@@ -97,11 +95,10 @@ def _arm_row(setting: Setting, groups: Sequence[Group], arm: Arm, row: Row) -> A
 
 def _num_cores(service: Service) -> int:
     """Of the target and its draft processes, one core each."""
-    drafts = 0 if service.given is None else service.given.num_drafts
-    return service.threads + drafts
+    return service.threads + service.num_drafts
 
 
-def _best_of(arms: Sequence[Arm], counted: Found, *, num_cores: int) -> Arm | None:
+def _best_of(arms: Sequence[Arm], counted: Sequence[Group], *, num_cores: int) -> Arm | None:
     """The fastest synchronous arm on so many cores."""
     found = [arm for arm in arms if _is_sync(arm) and arm.service.threads == num_cores]
     return best_arm(counted, found) if found else None
@@ -112,7 +109,7 @@ def _is_sync(arm: Arm) -> bool:
 
 
 def _named(arm: Arm, setting: Setting) -> str:
-    return arm.service.label + (f" ({arm.method})" if setting.temperature > 0 else "")
+    return arm.service.name + (f" ({arm.method})" if setting.temperature > 0 else "")
 
 
 def summarise(found: Found) -> Summary:
@@ -121,29 +118,44 @@ def summarise(found: Found) -> Summary:
     for setting, groups in found.items():
         if not groups:
             continue
-        own, sampling = {setting: quiet(groups)}, f"t{setting.temperature:g}"
+        own, sampling = quiet(groups), f"t{setting.temperature:g}"
         figures = {
             f"async_over_best_sync_{sampling}": _best_over_sync(own, lambda threads: threads == 1),
             f"async_over_equal_cores_{sampling}": _best_over_sync(own, lambda threads: threads > 1),
         }
         for arm in groups[0].traces:
-            key = f"{arm.service.label} {arm.method} {sampling}" if setting.temperature else None
-            name = key or f"{arm.service.label} {sampling}"
-            traces = [group.traces[arm] for group in own[setting]]
+            method = f"{arm.method} " if setting.temperature else ""
+            name = f"{arm.service.name} {method}{sampling}"
+            traces = [group.traces[arm] for group in own]
             figures[f"tok/s {name}"] = rates.spread(traces, rates.tokens_per_s)
         for key, figure in figures.items():
             summary |= entries(key, figure)
     return summary
 
 
-def _best_over_sync(found: Found, has_threads: Callable[[int], bool]) -> Interval | None:
+def _best_over_sync(groups: Sequence[Group], has_threads: Callable[[int], bool]) -> Interval | None:
     """The fastest asynchronous arm over the fastest synchronous one with so many threads."""
-    arms = [arm for groups in found.values() for arm in groups[0].traces]
+    arms = list(groups[0].traces)
     overs = [arm for arm in arms if _is_async(arm)]
     unders = [arm for arm in arms if _is_sync(arm) and has_threads(arm.service.threads)]
     if not overs or not unders:
         return None
-    return ratio_of(found, best_arm(found, overs), best_arm(found, unders))
+    return ratio_of(groups, best_arm(groups, overs), best_arm(groups, unders))
+
+
+def best_arm(groups: Sequence[Group], arms: Sequence[Arm]) -> Arm:
+    """The fastest of them; the first of those that decoded nothing side by side."""
+
+    def speed(arm: Arm) -> float:
+        return rates.value([group.traces[arm] for group in groups], rates.tokens_per_s) or 0.0
+
+    return max(arms, key=speed)
+
+
+def ratio_of(groups: Sequence[Group], over: Arm, under: Arm) -> Interval | None:
+    """Of their tokens a second, drawing the same groups for both."""
+    overs, unders = ([group.traces[arm] for group in groups] for arm in (over, under))
+    return rates.spread_ratio(overs, unders, rates.tokens_per_s)
 
 
 def _is_async(arm: Arm) -> bool:

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.configurations.arms import Plan
+from bench.configurations.rows import Found, Group, Setting
 from bench.conversations import Question, Questions
-from bench.regimes.arms import Arm, Contest, Service
-from bench.regimes.machine_load import client_beside
-from bench.regimes.measure import Found, Group
-from bench.regimes.records import Job, Setting, Trace
-from bench.regimes.service import Running, kv_memory_flags, running
+from bench.services.machine_load import client_beside
+from bench.services.records import Job, Trace
+from bench.services.running import Running, kv_memory_flags, running
+from bench.services.service import Arm, Service, arms_of
 from specserve.sampling.verification.method import VerificationMethod
-
-CONTEST = "configurations"
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,6 @@ class Run:
         self._questions = questions
         self._runner = runner
         self._advance = advance
-        self._contest = Contest(
-            name=CONTEST,
-            services=options.services,
-            batch_sizes=(1,),
-            num_prompts=options.plan.num_prompts,
-        )
         self._traces: dict[Setting, dict[int, dict[Arm, Trace]]] = {}
         longest = max(len(question.token_ids) for question in questions.asked)
         self._flags = options.flags + kv_memory_flags(
@@ -93,7 +85,7 @@ class Run:
         for number, chunk in enumerate(chunks):
             turn = number % len(services)
             for service in (*services[turn:], *services[:turn]):
-                self._advance(f"{service.label}, pass {number + 1}/{len(chunks)}")
+                self._advance(f"{service.name}, pass {number + 1}/{len(chunks)}")
                 with (
                     running([service], self._flags, self._runner) as started,
                     client_beside(cores, is_pinned=self._options.is_pinned),
@@ -105,9 +97,7 @@ class Run:
     def _settings(self) -> list[Setting]:
         return [
             Setting(
-                contest=CONTEST,
                 ballast=self._options.ballast,
-                batch_size=1,
                 domain=self._questions.name,
                 temperature=temperature,
             )
@@ -115,7 +105,7 @@ class Run:
         ]
 
     def _arms(self, setting: Setting) -> list[Arm]:
-        return self._contest.arms(self._plan.methods, setting.temperature)
+        return arms_of(self._options.services, self._plan.methods, setting.temperature)
 
     def _ask_all(
         self,

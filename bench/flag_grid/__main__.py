@@ -19,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.command_line import TARGET_HELP, num_params, progress_bar
-from bench.configurations.arms import check_arm
 from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL
 from bench.flag_grid.cells import cells_of
@@ -28,6 +27,7 @@ from bench.flag_grid.report import TITLE, conditions, tables, verdict
 from bench.flag_grid.results import Results, against_best, speeds_of
 from bench.machine import describe_machine
 from bench.prompt_choice import add_prompt_options, read_prompts
+from bench.services.launch_flags import check_service
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafter=arguments.drafter or (SMOLLM2 if is_smollm2 else LANGUAGE_MODEL),
         )
         for cell in cells_of(plan.num_drawn, plan.seed):
-            check_arm(cell.service, place.flags(plan.max_tokens))
+            check_service("--drafter", cell.service, place.flags(plan.max_tokens))
         make_results_folder(arguments.out)
         questions = prepare_questions(chosen, target, plan.max_tokens)
         command = shlex.join(["python", "-m", _NAME, *words])

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.regimes.arms import ASYNC, AUTO, SYNC, GivenFlags, Service
+from bench.services.service import ASYNC, AUTO, SYNC, Service
 from specserve.settings.kept_files import FOLDER_VARIABLE
 from specserve.types import DRAFT_BATCH_SIZE
 
@@ -34,8 +34,7 @@ class Cell(NamedTuple):
         mode = AUTO if self.name == NO_FLAGS else SYNC if SYNC in self.flags else ASYNC
         num_drafts = int(mode != SYNC)
         flags = ("--topology", f"1+{num_drafts}", *self.flags)
-        given = GivenFlags(name=self.name, flags=flags, num_drafts=num_drafts)
-        return Service(mode=mode, given=given)
+        return Service(name=self.name, mode=mode, flags=flags, num_drafts=num_drafts)
 
 
 BY_HAND = (

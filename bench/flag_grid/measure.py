@@ -15,9 +15,9 @@ import msgspec
 
 from bench.conversations import Questions
 from bench.flag_grid.cells import Cell, fresh
-from bench.regimes.machine_load import client_beside
-from bench.regimes.records import Job
-from bench.regimes.service import Running, kv_memory_flags, running
+from bench.services.machine_load import client_beside
+from bench.services.records import Job
+from bench.services.running import Running, kv_memory_flags, running
 
 
 class Load(msgspec.Struct, frozen=True):

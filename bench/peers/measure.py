@@ -16,7 +16,7 @@ from bench.peers.engines import Engine, pinned
 from bench.peers.plan import Plan
 from bench.peers.records import Absent, Arm, Job, Measurement
 from bench.peers.starting import ASYNC, AUTO, Setup, start
-from bench.regimes.machine_load import ForeignLoad
+from bench.services.machine_load import ForeignLoad
 from specserve.errors import SpecserveError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.bootstrap import Rate, interval, mean_ratio, ratio
+from bench.bootstrap import Rate, combined, interval, mean_ratio, quantiles, ratio
 
 
 def test_a_rate_weighs_prompts_by_their_rounds():
@@ -78,3 +78,41 @@ def test_rates_of_different_prompts_are_not_compared():
 def test_a_rate_over_nothing_is_refused(pairs):
     with pytest.raises(ValueError, match="nothing"):
         interval(Rate.of(pairs))
+
+
+def test_clusters_that_differ_widen_an_interval_beyond_that_of_their_prompts():
+    pairs = [(speed, 1.0) for speed in (8.0, 10.0, 12.0) for _ in range(50)]
+    clusters = [cluster for cluster in range(3) for _ in range(50)]
+    apart, together = interval(Rate.of(pairs)), interval(Rate.of(pairs, clusters))
+    assert together.value == apart.value == pytest.approx(10.0)
+    assert (together.low, together.high) == pytest.approx((8.0, 12.0))
+    assert apart.high - apart.low < 1.0
+
+
+def test_one_cluster_is_as_none():
+    pairs = [(1.0, 2.0), (3.0, 2.0), (2.0, 5.0)]
+    assert interval(Rate.of(pairs, ["a"] * 3)) == interval(Rate.of(pairs))
+
+
+def test_a_figure_of_several_rates_draws_the_same_prompts_for_all():
+    base = Rate.of([(float(n), 1.0) for n in range(1, 20)])
+    double, triple = (Rate(times * base.over, base.under) for times in (2.0, 3.0))
+    found = combined([base, double, triple], lambda a, b, c: (c / a - 1) / (b / a - 1))
+    assert (found.low, found.value, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    with pytest.raises(ValueError, match="19 prompts against 1"):
+        combined([base, Rate.of([(1.0, 1.0)])], lambda a, b: a / b)
+    with pytest.raises(ValueError, match="over nothing"):
+        combined([Rate.of([(1.0, 0.0)])], lambda a: a)
+
+
+def test_quantiles_are_values_with_intervals_that_clusters_widen():
+    values = [float(n) for n in range(1, 101)]
+    median, most = quantiles(values, (0.5, 1.0))
+    assert (median.value, most.value, most.high) == (50.0, 100.0, 100.0)
+    assert 35 < median.low < 50 < median.high < 65
+    halves = [int(n > 50) for n in values]
+    (wide,) = quantiles(values, (0.5,), halves)
+    assert wide.high - wide.low > 2 * (median.high - median.low)
+    assert quantiles([7.0], (0.5,))[0].value == 7.0
+    with pytest.raises(ValueError, match="no values"):
+        quantiles([], (0.5,))

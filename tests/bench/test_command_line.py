@@ -1,22 +1,37 @@
-"""Flags of benches that were renamed."""
+"""Flags of benches that were renamed, and the bar of progress."""
+
+import io
 
 import pytest
+from rich.console import Console
 
+from bench.command_line import progress_bar
 from bench.configurations import __main__ as configurations
-from bench.regimes import __main__ as regimes
 
 
-@pytest.mark.parametrize("bench", [configurations, regimes])
 @pytest.mark.parametrize("words", [["--rules", "coupled"], ["--rules=coupled"], ["--rules"]])
-def test_a_flag_that_was_renamed_is_answered_with_its_new_name(bench, words, capfd):
+def test_a_flag_that_was_renamed_is_answered_with_its_new_name(words, capfd):
     with pytest.raises(SystemExit) as caught:
-        bench.main(["--quick", *words])
+        configurations.main(["--quick", *words])
     assert caught.value.code == 2
     assert capfd.readouterr().err.endswith("error: --rules is now --methods\n")
 
 
-@pytest.mark.parametrize("bench", [configurations, regimes])
-def test_the_help_does_not_offer_it(bench):
-    told = bench.build_parser().format_help()
+def test_the_help_does_not_offer_it():
+    told = configurations.build_parser().format_help()
     assert "--methods" in told
     assert "--rules" not in told
+
+
+def test_the_bar_counts_what_is_done_and_tells_what_comes_and_how_long_it_takes():
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=100)
+    with progress_bar(3, console) as advance:
+        for what in ("one", "two", "three"):
+            advance(what)
+    said = terminal.getvalue()
+    assert "-:--:--" in said  # nothing is known before the first measurement
+    assert "2/3" in said
+    assert "three" in said
+    assert said.count("0:00:0") > 3
+    assert "3/3" in said

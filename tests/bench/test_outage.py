@@ -7,7 +7,7 @@ from bench.bootstrap import Interval
 from bench.machine import describe_machine
 from bench.outage import GOAL, RETURN_GOAL_S, Outcome, Results, main, ratio_to_plain, verdict
 from bench.writing import REPORT_FILE, RESULTS_FILE
-from tests.bench.regimes_traces import trace
+from tests.bench.services.traces import trace
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ BENCHES = (
     "bench.engine",
     "bench.outage",
     "bench.drafters.__main__",
-    "bench.regimes.__main__",
+    "bench.sweep.__main__",
     "bench.sync_speed.__main__",
 )
 

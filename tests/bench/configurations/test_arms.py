@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.configurations.arms import PAPER_ARMS, check_arm, read_arm, read_arms
-from bench.regimes.arms import Arm
+from bench.configurations.arms import ARM, PAPER_ARMS, read_arm, read_arms
+from bench.services.launch_flags import check_service
+from bench.services.service import Arm
 from specserve.errors import InvalidField, SpecserveError
 from specserve.sampling.verification.method import VerificationMethod
 
@@ -11,12 +12,12 @@ from specserve.sampling.verification.method import VerificationMethod
 def test_an_arm_is_a_name_and_flags_of_launch():
     word = "by hand: --speculation async --topology 1+1 --gamma 12 --set speculation.fan_out=4"
     arm = read_arm(word, ["--dtype", "float32"], "smollm2")
-    assert (arm.label, arm.mode, arm.threads) == ("by hand", "async", 1)
+    assert (arm.name, arm.mode, arm.threads) == ("by hand", "async", 1)
     assert arm.has_draft_process
-    assert arm.flags == [
+    assert arm.flags == (
         "--dtype", "float32", "--speculation", "async", "--topology", "1+1", "--gamma", "12",
         "--set", "speculation.fan_out=4", "--drafter", "smollm2",
-    ]  # fmt: skip
+    )  # fmt: skip
     assert arm.verification is VerificationMethod.FORESEEABLE
 
 
@@ -31,13 +32,13 @@ def test_what_an_arm_says_of_cores_methods_and_drafters_counts():
 
 def test_plain_decoding_always_takes_part_and_comes_first():
     arms = read_arms(["sync: --speculation sync", "slow: --speculation off"], [], "lm")
-    assert [arm.label for arm in arms] == ["slow", "sync"]
+    assert [arm.name for arm in arms] == ["slow", "sync"]
     assert "--drafter" not in arms[0].flags
     added = read_arms(["sync: --speculation sync"], ["--dtype", "float32"], "lm")
-    assert [arm.label for arm in added] == ["plain", "sync"]
+    assert [arm.name for arm in added] == ["plain", "sync"]
     assert Arm(service=added[0]).is_reference
     both = read_arms(["two: --speculation off --threads 2"], [], "lm")
-    assert [arm.label for arm in both] == ["plain", "two"]
+    assert [arm.name for arm in both] == ["plain", "two"]
 
 
 def test_the_papers_arms_are_sound():
@@ -45,7 +46,7 @@ def test_the_papers_arms_are_sound():
     assert [arm.mode for arm in arms] == ["off", "sync", "sync", "sync", *["async"] * 3]
     assert [arm.threads for arm in arms] == [1, 1, 1, 2, 1, 1, 1]
     for arm in arms:
-        check_arm(arm, ["--target", "tiny", "--oversubscribe"])
+        check_service(ARM, arm, ["--target", "tiny", "--oversubscribe"])
 
 
 @pytest.mark.parametrize(
@@ -84,4 +85,4 @@ def test_two_arms_of_one_name_are_refused():
 )
 def test_what_launch_would_refuse_is_refused_before_anything_is_measured(word, problem):
     with pytest.raises(SpecserveError, match=problem):
-        check_arm(read_arm(word, [], "lm"), ["--target", "tiny"])
+        check_service(ARM, read_arm(word, [], "lm"), ["--target", "tiny"])

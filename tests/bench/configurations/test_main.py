@@ -89,6 +89,7 @@ def test_a_stopped_run_keeps_its_whole_passes(tmp_path, monkeypatch):
         (["--temperatures", "-1"], "--temperatures"),
         (["--passes", "0"], "--passes"),
         (["--sampling", "temperature=1"], "--sampling"),
+        (["--sampling", "top_p=much"], "--sampling"),
     ],
 )
 def test_a_senseless_flag_is_named(words, field):

@@ -4,11 +4,9 @@ import pytest
 
 from bench.configurations.arms import read_arms
 from bench.configurations.results import GOALS, arm_rows, summarise
-from bench.regimes.arms import Arm
-from bench.regimes.measure import Group
-from bench.regimes.records import Setting
-from bench.regimes.results import loops_in
-from tests.bench.regimes_traces import trace
+from bench.configurations.rows import Group, Setting, loops_in
+from bench.services.service import Arm
+from tests.bench.services.traces import trace
 
 WORDS = (
     "plain: --speculation off",
@@ -18,9 +16,7 @@ WORDS = (
     "async: --speculation async --topology 1+1",
 )
 PLAIN, SLOW, FAST, BOTH, ASYNC = (Arm(service=s) for s in read_arms(WORDS, [], "lm"))
-AT_0 = Setting(
-    contest="configurations", ballast="1B", batch_size=1, domain="standard", temperature=0.0
-)
+AT_0 = Setting(ballast="1B", domain="standard", temperature=0.0)
 
 
 def group(number: int) -> Group:
@@ -41,7 +37,7 @@ FOUND = {AT_0: [group(number) for number in range(4)]}
 
 
 def test_an_asynchronous_arm_is_held_against_the_best_on_one_core_and_on_as_many():
-    rows = {each.row.arm: each for each in arm_rows(FOUND, 13)}
+    rows = {each.row.arm: each for each in arm_rows(FOUND)}
     own = rows["async"]
     assert own.over_best_sync is not None
     assert own.over_best_sync.value == pytest.approx(20 / 15)
@@ -71,7 +67,7 @@ def test_without_a_synchronous_arm_there_is_no_ratio():
     only = {arm: FOUND[AT_0][0].traces[arm] for arm in (PLAIN, ASYNC)}
     found = {AT_0: [Group(0, only)]}
     assert summarise(found)["async_over_best_sync_t0"] is None
-    assert all(each.over_best_sync is None for each in arm_rows(found, 13))
+    assert all(each.over_best_sync is None for each in arm_rows(found))
 
 
 def test_loops_are_counted_in_plain_greedy_answers_alone():

@@ -11,9 +11,7 @@ from specserve.client import AsyncClient
 # A draft batch is what a draft process drafts and sends at once; `wave_s` is how long all of them
 # took; a late one arrives when the rounds of all of its blocks are over.
 NAMES = (
-    "num_rounds", "num_generated_tokens", "num_lookups", "num_hits", "bytes_sent",
-    "bytes_received", "num_decode_rounds", "forward_s", "draft_s", "wait_s", "num_waves",
-    "num_late_waves", "wave_s",
+    "num_decode_rounds", "forward_s", "draft_s", "wait_s", "num_waves", "num_late_waves", "wave_s",
 )  # fmt: skip
 _PERIOD_S = 0.02
 _TIMEOUT_S = 2.0
@@ -29,11 +27,8 @@ class CounterReader:
 
     async def read(self) -> Counters:
         """As the target last published them."""
-        sources = (await self._client.spec_stats(), await self._client.load())
-        return {
-            name: float(next(getattr(source, name) for source in sources if hasattr(source, name)))
-            for name in NAMES
-        }
+        stats = await self._client.spec_stats()
+        return {name: float(getattr(stats, name)) for name in NAMES}
 
     async def read_after(self, num_generated_tokens: float) -> Counters:
         """Once so many tokens in all have been counted; the target publishes now and then."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bench.bootstrap import Interval, Rate, interval, ratio
 from bench.processes import Usage
-from bench.regimes.arms import ASYNC, OFF, SYNC
-from bench.regimes.records import Delta, Trace
+from bench.services.records import Delta, Trace
 
 Pair = tuple[float, float]
 Measure = Callable[[Trace], Pair]
@@ -91,42 +90,6 @@ def miss_len(trace: Trace) -> Pair:
 def _len_where(trace: Trace, wanted: Callable[[Delta], bool]) -> Pair:
     found = [d.num_tokens for d in trace.deltas if wanted(d)]
     return sum(found), len(found)
-
-
-def mode_shares(traces: Sequence[Trace]) -> dict[str, float]:
-    """Which mode the rounds ran, as far as the client can tell.
-
-    A synchronous round in which nothing was worth verifying looks like plain decoding.
-    """
-    deltas = [d for trace in traces for d in trace.deltas]
-    modes = [ASYNC if d.hit is not None else SYNC if d.is_speculative else OFF for d in deltas]
-    return {name: modes.count(name) / len(modes) for name in dict.fromkeys(sorted(modes))}
-
-
-def lens_by_gap(traces: Sequence[Trace], num_tokens: int) -> dict[int, Pair]:
-    """(tokens, rounds) of rounds with a drafted block, by what the round before had brought.
-
-    A block that was prepared before the outcome was known lacks the features of those tokens: that
-    is its *feature gap*. One drafted afterwards lacks none, so the same key shows what the gap
-    costs. Rounds too near the end of the answer for a whole block do not count.
-    """
-    rows = [row for trace in traces for row in trace.rows]
-    longest = max((d.num_tokens for row in rows for d in row.deltas), default=0)
-    found: dict[int, Pair] = {}
-    for row in rows:
-        emitted = 0
-        for before, now in zip(row.deltas, row.deltas[1:], strict=False):
-            emitted += before.num_tokens
-            if num_tokens - emitted < longest or not (now.hit or _is_drafted(now)):
-                continue
-            tokens, rounds = found.get(before.num_tokens, (0.0, 0.0))
-            found[before.num_tokens] = tokens + now.num_tokens, rounds + 1
-    return found
-
-
-def _is_drafted(delta: Delta) -> bool:
-    """By the target's own process."""
-    return delta.hit is None and delta.is_speculative
 
 
 # --- by the service and the kernel --------------------------------------------------------------

@@ -6,17 +6,18 @@ Only the service that is asked works; the others look for work now and then.
 
 import asyncio
 import itertools
+import math
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from bench.processes import ServiceProcesses, Usage, children_of, descendants
-from bench.regimes.arms import Service
-from bench.regimes.counters import CounterReader, rise
-from bench.regimes.machine_load import ForeignLoad
-from bench.regimes.records import Delta, Job, RowTrace, Trace
+from bench.services.counters import CounterReader, Counters, rise
+from bench.services.machine_load import ForeignLoad
+from bench.services.records import Delta, Job, RowTrace, Trace
+from bench.services.service import Service
 from specserve.client import AsyncClient, Options
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
@@ -24,6 +25,7 @@ from specserve.processes.local_service import local_service
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.types import TokenOrigin
 
+T = TypeVar("T")
 _ATTACH_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.1  # seldom: it is done beside what is measured
 _MIB = 2**20
@@ -51,9 +53,16 @@ class Running:
         """Its draft processes now, whenever they were started."""
         return children_of(self._pids, "draft")
 
-    def kv_dtype(self) -> str:
-        """What it keeps keys and values in."""
-        return self._runner.run(self._client.model_info()).kv_dtype
+    def watch(
+        self,
+        asking: Callable[[AsyncClient], Coroutine[Any, Any, T]],
+        num_tokens: Callable[[T], int],
+    ) -> tuple[T, Counters, float]:
+        """What `asking` returns of the connected client, the rise of counters, others' share.
+
+        `num_tokens`: how many the service generated for it. The share is of a core.
+        """
+        return self._runner.run(self._watched(asking, num_tokens))
 
     def ask(self, job: Job) -> Trace:
         """All prompts at once, each as a stream of its own."""
@@ -89,18 +98,32 @@ class Running:
         return trace, back_s
 
     async def _ask(self, job: Job) -> Trace:
-        before = await self._counters.read()
-        load, batch = ForeignLoad(self.own), _Batch(self._client, self._processes, job)
-        rows = await batch.run(str(next(self._salts)))
-        used, foreign_share = self._processes.usage(), load.share()
-        self._num_tokens += sum(len(row.token_ids) for row in rows)
-        after = await self._counters.read_after(self._num_tokens)
+        batch = _Batch(self._client, self._processes, job)
+
+        async def run(client: AsyncClient) -> tuple[list[RowTrace], dict[str, Usage]]:
+            return await batch.run(str(next(self._salts))), self._processes.usage()
+
+        (rows, used), counters, foreign_share = await self._watched(
+            run, lambda found: sum(len(row.token_ids) for row in found[0])
+        )
         return Trace(
             rows=rows,
             usage={role: used[role].since(batch.usage[role]) for role in used},
-            counters=rise(after, before),
+            counters=counters,
             foreign_share=foreign_share,
         )
+
+    async def _watched(
+        self,
+        asking: Callable[[AsyncClient], Coroutine[Any, Any, T]],
+        num_tokens: Callable[[T], int],
+    ) -> tuple[T, Counters, float]:
+        before, load = await self._counters.read(), ForeignLoad(self.own)
+        found = await asking(self._client)
+        foreign_share = load.share()
+        self._num_tokens += num_tokens(found)
+        after = await self._counters.read_after(self._num_tokens)
+        return found, rise(after, before), foreign_share
 
 
 class _Batch:
@@ -153,14 +176,17 @@ async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
     return client, CounterReader(client)
 
 
-def kv_memory_flags(target: Path, ballast: int, num_tokens: int) -> list[str]:
-    """A KV pool for twice `num_tokens` tokens, of the target padded to `ballast`.
+def kv_memory_flags(
+    target: Path, ballast: int, num_tokens: int, *, spare: float = 2.0
+) -> list[str]:
+    """A KV pool for `spare` times `num_tokens` tokens, of the target padded to `ballast`.
 
     The context is no longer than that, of which a launch would warn.
     """
     spec = with_ballast(read_spec(target), ballast)
-    wanted = 2 * num_tokens * kv_bytes_per_token(spec, dtype="float32")
-    longest = min(spec.max_position_embeddings, 2 * num_tokens)
+    room = math.ceil(spare * num_tokens)
+    wanted = room * kv_bytes_per_token(spec, dtype="float32")
+    longest = min(spec.max_position_embeddings, room)
     pool = f"{max(_LEAST_KV_MIB, -(-wanted // _MIB))}MiB"
     return ["--kv-memory", pool, "--max-model-len", str(longest)]
 

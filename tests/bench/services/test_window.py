@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.regimes.rates import seconds_per_round, tokens_per_s
-from bench.regimes.records import Delta, RowTrace, Trace
 from bench.rounds import decode_window
+from bench.services.rates import seconds_per_round, tokens_per_s
+from bench.services.records import Delta, RowTrace, Trace
 
 ROUND_S, APART_S = 0.02, 0.0005
 

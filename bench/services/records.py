@@ -44,7 +44,7 @@ class RowTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's answer. `usage` and `waited_share` cover the time in which all rows decode.
+    """One job's answer. `usage` covers the time in which all rows decode.
 
     `counters`: by how much the service's own counters rose, by name; those it reports.
     """
@@ -77,37 +77,5 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return max(sum(d.at_s > start_s for d in row.deltas) for row in self.rows)
 
     @property
-    def after_first_s(self) -> float:
-        """How long those rounds took."""
-        start_s, _ = self.window_s
-        return max(row.deltas[-1].at_s for row in self.rows) - start_s
-
-    @property
-    def waited_share(self) -> float:
-        """Of its time, how long the target was ready but had no core."""
-        waited_s = self.usage.get("target", Usage()).waited_s
-        return waited_s / self.after_first_s if self.after_first_s else 0.0
-
-    @property
     def texts(self) -> list[list[int]]:
         return [row.token_ids for row in self.rows]
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What all arms of a comparison share."""
-
-    contest: str
-    ballast: str
-    batch_size: int
-    domain: str
-    temperature: float
-    is_looping: bool = False  # greedy text that repeats itself, for want of other
-
-    @property
-    def is_sound(self) -> bool:
-        """On prompts that were chosen for their greedy text."""
-        return self.temperature == 0 and not self.is_looping
-
-    def __str__(self) -> str:
-        sampling = f"temperature {self.temperature:g}" + (", looping" if self.is_looping else "")
-        return f"{self.contest}, {self.ballast}, batch {self.batch_size}, {self.domain}, {sampling}"

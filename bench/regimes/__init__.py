@@ -1,1 +1,0 @@
-"""`python -m bench.regimes`: plain, synchronous and asynchronous decoding against each other."""

@@ -1,0 +1,2 @@
+# pyright: strict
+"""Real services that benches start, ask over gRPC in turn, and compare."""
