@@ -1,0 +1,60 @@
+"""What a captured forward asks of its attention, whichever computes it."""
+
+from collections.abc import Hashable
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from specserve.models.attention import AttentionBatch
+
+
+class Shape(Hashable, Protocol):
+    """All that operations of a captured forward depend on, but what is in memory."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Padding included."""
+        ...
+
+
+class ShapedAttention(Protocol):
+    """Attention of batches of one shape; `fill` comes before what is captured, `begin` first in it.
+
+    What pads N tokens follows the last.
+    """
+
+    sources: Tensor  # [N] which token of the batch each one is
+    positions: Tensor  # [N]
+
+    def fill(self, batch: AttentionBatch) -> None:
+        """From now on it is `batch`, which is of its shape."""
+        ...
+
+    def begin(self) -> None:
+        """What all layers of one forward need."""
+        ...
+
+    def end(self) -> None:
+        """Give back what `begin` made."""
+        ...
+
+    def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `Attention.run`, of N tokens."""
+        ...
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        """Those rows of x [N, ...] that are tokens of the batch, in its order."""
+        ...
+
+
+_Shape = TypeVar("_Shape", bound=Shape)
+
+
+class GraphAttention(Protocol[_Shape]):
+    """Attention of one model's captured forwards."""
+
+    def shape_of(self, batch: AttentionBatch) -> _Shape | None:
+        """The one that holds `batch`; None where padding costs more than it may save."""
+        ...
+
+    def make(self, shape: _Shape) -> ShapedAttention: ...
