@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specserve.backends.cuda.page_tables import PageTables
 
-INSTALLED: Any = None
+flashinfer: Any = None
 _WHY_NOT = ""
 try:
-    import flashinfer as INSTALLED  # pyright: ignore[reportMissingImports]
+    import flashinfer  # pyright: ignore[reportMissingImports]
 except Exception as error:  # noqa: BLE001 - it refuses drivers and caches by what it raises
     _WHY_NOT = str(error)
 
@@ -91,7 +91,7 @@ class Kernel(Protocol):
 
 def why_not(device: torch.device, library: Library | None = None) -> str:
     """What is in the way of flashinfer on `device`, in words; empty if nothing is."""
-    library = library or INSTALLED
+    library = library or flashinfer
     hint = "pip install 'specserve[gpu]' brings it"
     if library is None:
         return f"cannot import flashinfer ({_WHY_NOT}); {hint}"
@@ -107,16 +107,16 @@ def why_not(device: torch.device, library: Library | None = None) -> str:
     return ""
 
 
-def why_not_of(heads: Heads, kept_dtype: torch.dtype, num_blocks: int) -> str:
-    """The same of heads whose keys and values are kept in `kept_dtype`, spare blocks included."""
+def why_not_of(heads: Heads, kept_dtype: torch.dtype, num_slots: int) -> str:
+    """The same of heads whose keys and values are kept in `kept_dtype`, in a pool of so many."""
     if heads.head_dim not in HEAD_DIMS:
         return f"flashinfer: heads of {heads.head_dim}, and it has {_listed(HEAD_DIMS)}"
     if heads.dtype not in DTYPES:
         return f"flashinfer: {_name(heads.dtype)}, and it has {_listed(map(_name, DTYPES))}"
     if kept_dtype != heads.dtype:
         return f"flashinfer: keys in {_name(kept_dtype)} beside queries in {_name(heads.dtype)}"
-    if num_blocks * heads.page_size * heads.head_dim >= _MOST_STRIDE:
-        return f"flashinfer: {num_blocks} blocks of {heads.page_size} tokens are too many"
+    if num_slots * heads.head_dim >= _MOST_STRIDE:
+        return f"flashinfer: a pool of {num_slots} tokens is too large for it"
     return ""
 
 
@@ -132,8 +132,8 @@ class Flash:
     """Makes kernels on one device, which share memory: they run one after another."""
 
     def __init__(self, device: torch.device, library: Library | None = None) -> None:
-        assert library or INSTALLED, "see why_not"
-        self._library: Library = library or INSTALLED
+        assert library or flashinfer, "see why_not"
+        self._library: Library = library or flashinfer
         self.device = device
 
     @property

@@ -36,8 +36,8 @@ class CapturedForward:
         self._model = model
         self._plain = plain
         num_heads = len(model.heads.queries)
-        padded: GraphAttention[Any] = PaddedGraphs(plain.cache, num_heads=num_heads)
-        self._attention = attention or padded
+        padded = PaddedGraphs(plain.cache, num_heads=num_heads)
+        self._attention: GraphAttention[Any] = attention or padded
         # A rank that went on without would not pad what it exchanges with others.
         is_alone = model.parallel.size == 1
         self._graphs = CapturedGraphs(self._make, capture, may_fail=is_alone)

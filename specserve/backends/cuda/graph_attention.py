@@ -1,10 +1,11 @@
-"""What a captured forward asks of its attention, whichever computes it."""
+"""What captured forwards and passes ask of their attention, whichever computes it."""
 
 from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from specserve.backends.cuda.padded_blocks import BlockBatch
 from specserve.models.attention import AttentionBatch
 
 
@@ -58,3 +59,48 @@ class GraphAttention(Protocol[_Shape]):
         ...
 
     def make(self, shape: _Shape) -> ShapedAttention: ...
+
+
+class ShapedBlocks(Protocol):
+    """Attention of blocks of one shape; `fill` comes before what is captured, `begin` first in it.
+
+    The pass is of N tokens: blocks, gaps and padding.
+    """
+
+    positions: Tensor  # [N]
+
+    def fill(self, batch: BlockBatch) -> None:
+        """From now on it is `batch`, which is of its shape."""
+        ...
+
+    def begin(self) -> Tensor:
+        """What all layers of one pass need; its token ids [N]."""
+        ...
+
+    def end(self) -> None:
+        """Give back what `begin` made."""
+        ...
+
+    def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, heads, head_dim], k and v [N, kv_heads, head_dim]: like q."""
+        ...
+
+    def of_blocks(self, x: Tensor) -> Tensor:
+        """Those rows of x [N, H] that are blocks' tokens: [B, S, H], blocks of the batch first."""
+        ...
+
+
+_BlockShape = TypeVar("_BlockShape", bound=Hashable)
+
+
+class BlockGraphs(Protocol[_BlockShape]):
+    """Attention of one block drafter's captured passes."""
+
+    def shape_of(self, batch: BlockBatch, min_gap: int) -> _BlockShape | None:
+        """The one that holds `batch`; None where padding costs more than it may save.
+
+        `min_gap`: gaps are laid out that long at least, where they are laid out alike.
+        """
+        ...
+
+    def make(self, shape: _BlockShape) -> ShapedBlocks: ...
