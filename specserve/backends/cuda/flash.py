@@ -120,6 +120,36 @@ def why_not_of(heads: Heads, kept_dtype: torch.dtype, num_slots: int) -> str:
     return ""
 
 
+class Module(Protocol):
+    """Of kernels that are compiled together."""
+
+    name: str
+
+    @property
+    def is_compiled(self) -> bool: ...
+
+    def build(self, verbose: bool) -> None:
+        """With nvcc and ninja, into flashinfer's folder. RuntimeError where that fails."""
+        ...
+
+
+def modules_of(heads: Heads) -> list[Module]:
+    """All that attention of `heads` is compiled from: what `Flash` asks for, and nothing else.
+
+    Needs flashinfer, and no device: FLASHINFER_CUDA_ARCH_LIST says for which they are made.
+    """
+    jit, dim = flashinfer.jit, heads.head_dim
+    types = (heads.dtype, heads.dtype, heads.dtype, torch.int32)
+    # No positions, no window, no cap, sums of float32.
+    found = [
+        jit.attention.gen_batch_prefill_module("fa2", *types, dim, dim, 0, False, False, False),
+        jit.cascade.gen_cascade_module(),
+    ]
+    if heads.num_heads // heads.num_kv_heads in _PLAIN_RATIOS:
+        found.append(jit.attention.gen_batch_decode_module(*types, dim, dim, 0, False, False))
+    return found
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
