@@ -21,6 +21,13 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from specserve.sampling.draft_sampler import Greedy
+from tests.device.both_attentions import (
+    Place,
+    Sizes,
+    compare_batches,
+    compare_blocks_of,
+    random_batches,
+)
 from tests.device.both_drafters import Both, compare_blocks
 from tests.device.flash_stand_in import StandIn
 from tests.device.growing_rows import BLOCK, Rows, assert_near
@@ -258,6 +265,13 @@ def test_deterministic_forwards_are_torch_s(cuda: PretendedCuda, tmp_path: Path,
     forward = backend.make_forward(model, num_blocks=9, block_size=16, deterministic=True)
     assert not isinstance(forward, CapturedForward)
     assert not library.calls
+
+
+def test_what_is_compared_on_a_gpu_is_compared_here(cuda: PretendedCuda, library: StandIn):
+    """By tests/gpu/test_cuda_flashinfer.py, with kernels in place of the stand-in."""
+    place = Place(DEVICE, torch.float32, library, Sizes(6, 2, 8))
+    compare_batches(place, random_batches(12))
+    compare_blocks_of(place, 8)
 
 
 @pytest.mark.slow
