@@ -1,6 +1,7 @@
 """flashinfer's attention and torch's, over pools with the same in them: captured and not.
 
-With a stand-in on a pretended device (tests/device), with the real one on a real device (tests/gpu).
+With a stand-in on a pretended device in tests/device, with the real one on a real device in
+tests/gpu.
 """
 
 import random

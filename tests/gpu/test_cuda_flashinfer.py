@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specserve.backends.choose import choose_backend
-from specserve.backends.cuda import flash
+from specserve.backends.cuda import flash, graphs
 from specserve.backends.cuda.flash import Flash, Heads
 from specserve.backends.cuda.flash_trial import trial
 from specserve.backends.cuda.graphs import GraphCapture
@@ -117,6 +117,7 @@ def test_a_forward_is_that_of_torch_s_attention(
     assert 3 <= rows.captured.num_graphs <= 30
 
 
-def test_a_backend_says_whose_attention_it_has():
+def test_a_backend_says_whose_attention_it_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graphs, "_process", graphs._Process())  # other tests capture nothing
     backend = choose_backend(DEVICE, cuda_graphs=True)
     assert f"attention is flashinfer {flash.flashinfer.__version__}'s" in backend.description
