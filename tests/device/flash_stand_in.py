@@ -76,7 +76,10 @@ class _Wrapper:
         self._library.calls.append((f"{self.name}.{method}", args, kwargs))
 
     def _put(self, name: str, table: Tensor) -> None:
-        assert table.device.type == "cpu", "a plan would wait for the device"
+        # Indices from the host are copied to fixed buffers by a call that waits for the device;
+        # from all other tables the host's planner reads.
+        at = self.device if name == "paged_kv_indices" else torch.device("cpu")
+        assert table.device == at, name
         assert table.dtype == torch.int32
         if not self._is_fixed:
             self._buffers[name] = table.to(self.device)

@@ -191,7 +191,7 @@ class Flash:
         def plan(tables: PageTables) -> None:
             made.plan(
                 torch.from_numpy(tables.kv_indptr),
-                torch.from_numpy(tables.kv_indices),
+                self._indices_of(tables),
                 torch.from_numpy(tables.last_page_len),
                 heads.num_heads,
                 heads.num_kv_heads,
@@ -223,7 +223,7 @@ class Flash:
             made.plan(
                 torch.from_numpy(tables.qo_indptr),
                 torch.from_numpy(tables.kv_indptr),
-                torch.from_numpy(tables.kv_indices),
+                self._indices_of(tables),
                 torch.from_numpy(tables.last_page_len),
                 heads.num_heads,
                 heads.num_kv_heads,
@@ -242,6 +242,14 @@ class Flash:
         if fixed is not None:
             tables = torch.empty(_TABLE_BYTES, dtype=torch.uint8, device=self.device)
             made.reset_workspace_buffer(self._workspace, tables)
+
+    def _indices_of(self, tables: PageTables) -> Tensor:
+        """On the device: of memory of the host, its `plan` would wait for the copy, and all before.
+
+        Its other tables have to be on the host, which it reads, and it does not wait for those.
+        """
+        # Not pinned: the copy has left this memory when the call returns.
+        return torch.from_numpy(tables.kv_indices).to(self.device, non_blocking=True)
 
     def merge(self, found: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
         """What one kernel found of some keys and another of others: `found` becomes that of all."""

@@ -143,7 +143,8 @@ def test_its_wrappers_hand_on_what_they_are_planned_with(
     assert seen == {"decode", "causal", "whole"}
     assert bool(compiled["decode"].planned) is (ratio == 2)
     assert len({len(args) for args in compiled["prefill"].planned}) == 1
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    context = flashinfer.jit.core.current_compilation_context  # made when it is imported
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(9, "0a")})
     for name, value in (("FLASHINFER_GEN_SRC_DIR", tmp_path), ("FLASHINFER_JIT_DIR", tmp_path)):
         monkeypatch.setattr(flashinfer.jit.env, name, value)
     asked_for = {"cascade"}.union(*(each.names for each in compiled.values()))

@@ -80,7 +80,8 @@ def test_without_flashinfer_it_says_what_to_install(
 
 def test_names_of_the_installed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     flashinfer = pytest.importorskip("flashinfer", reason="flashinfer is not installed")
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    context = flashinfer.jit.core.current_compilation_context  # made when it is imported
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(9, "0a")})
     for name in ("FLASHINFER_GEN_SRC_DIR", "FLASHINFER_JIT_DIR"):
         monkeypatch.setattr(flashinfer.jit.env, name, tmp_path)
     found = [each.name for each in modules([(9, 3, 64), (32, 8, 128)], [torch.bfloat16])]
