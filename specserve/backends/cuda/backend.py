@@ -13,7 +13,7 @@ from specserve.backends.cuda import graphs, noise
 from specserve.backends.cuda.block_draws import CapturedDraws
 from specserve.backends.cuda.block_passes import CapturedBlockPasses, PassAttention
 from specserve.backends.cuda.flash import Heads, Library
-from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs, heads_of
+from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.flash_blocks import SPARE_PAGES, FlashBlockGraphs
 from specserve.backends.cuda.flash_choice import FlashChoice
 from specserve.backends.cuda.forward import CapturedForward
@@ -63,25 +63,34 @@ class CudaGraphBackend(TorchBackend):
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
     ) -> Forward:
+        dtype, dim = model.embedding.dtype, model.config.head_dim
+        heads = Heads(
+            num_heads=len(model.heads.queries),
+            num_kv_heads=len(model.heads.kv),
+            head_dim=dim,
+            page_size=block_size,
+            dtype=dtype,
+            scale=dim**-0.5,
+        )
+        # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
+        flash = None
+        if not deterministic:
+            num_slots, is_alone = (num_blocks + 1) * block_size, model.parallel.size == 1
+            flash = self._flash.of(heads, kv_dtype or dtype, num_slots, may_fail=is_alone)
         plain = TorchForward(
             model,
             num_blocks=num_blocks,
             block_size=block_size,
             deterministic=deterministic,
             kv_dtype=kv_dtype,
-            num_spare_blocks=1,
+            num_spare_blocks=0 if flash is None else 1,
         )
-        # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
         if deterministic:
             return plain
-        cache = plain.cache
-        heads = heads_of(cache, num_heads=len(model.heads.queries))
-        is_alone = model.parallel.size == 1
-        flash = self._flash.of(heads, cache.kept_dtype, cache.keys.shape[2], may_fail=is_alone)
         if flash is None:
             return CapturedForward(model, plain)
-        plain.attend_by(FlashAttention(flash, cache, heads))
-        return CapturedForward(model, plain, attention=FlashGraphs(flash, cache, heads))
+        plain.attend_by(FlashAttention(flash, plain.cache, heads))
+        return CapturedForward(model, plain, attention=FlashGraphs(flash, plain.cache, heads))
 
     def step_edges(self, *, deterministic: bool) -> Sequence[int]:
         return () if deterministic else graphs.BUCKETS
