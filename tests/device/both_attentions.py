@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specserve.backends.cuda.flash import Flash, Library
-from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs, heads_of
+from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.flash_blocks import SPARE_PAGES, FlashBlockGraphs
 from specserve.backends.cuda.graphs import CapturedGraphs
 from specserve.backends.cuda.padded_blocks import BlockBatch
@@ -22,7 +22,7 @@ from specserve.drafters.branch_attention import Blocks, BranchAttention
 from specserve.drafters.context import BLOCK_SIZE, Context, TorchContext
 from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import CacheShape, KVCache
-from tests.backends.cuda.layouts import NUM_BLOCKS, random_batch
+from tests.backends.cuda.layouts import NUM_BLOCKS, heads_of, random_batch
 
 
 class Sizes(NamedTuple):

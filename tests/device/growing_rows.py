@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from specserve.backends.cuda.flash import Flash, Library
-from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs, heads_of
+from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
 from specserve.models.transformer import Transformer
+from tests.backends.cuda.layouts import heads_of
 
 BLOCK, NUM_BLOCKS = 16, 200
 TAPS = (-1, 1)

@@ -16,18 +16,6 @@ from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import KVCache
 
 
-def heads_of(cache: KVCache, *, num_heads: int, scale: float | None = None) -> Heads:
-    """Of `num_heads` query heads over `cache`. `scale`: of scores; None: head_dim ** -0.5."""
-    return Heads(
-        num_heads=num_heads,
-        num_kv_heads=cache.num_kv_heads,
-        head_dim=cache.head_dim,
-        page_size=cache.block_size,
-        dtype=cache.dtype,
-        scale=cache.head_dim**-0.5 if scale is None else scale,
-    )
-
-
 class FlashAttention:
     """See `Attention`: of batches of any shape, not captured."""
 

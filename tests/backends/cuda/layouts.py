@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specserve.backends.cuda.flash import Heads
 from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import CacheShape, KVCache
 
@@ -65,3 +66,15 @@ def random_batch(source: random.Random, page_size: int) -> AttentionBatch:
         ends.append(end)
         tables.append(np.array(first + own + spare))
     return AttentionBatch(np.array(counts), np.array(ends), tables)
+
+
+def heads_of(cache: KVCache, *, num_heads: int, scale: float | None = None) -> Heads:
+    """Of `num_heads` query heads over `cache`. `scale`: of scores; None: head_dim ** -0.5."""
+    return Heads(
+        num_heads=num_heads,
+        num_kv_heads=cache.num_kv_heads,
+        head_dim=cache.head_dim,
+        page_size=cache.block_size,
+        dtype=cache.dtype,
+        scale=cache.head_dim**-0.5 if scale is None else scale,
+    )

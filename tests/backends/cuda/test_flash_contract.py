@@ -18,10 +18,9 @@ import torch
 
 from specserve.backends.cuda import flash as flash_module
 from specserve.backends.cuda.flash import DTYPES, HEAD_DIMS, VERSIONS, FixedSize, Flash
-from specserve.backends.cuda.flash_attention import heads_of
 from specserve.backends.cuda.flash_shape import FlashShape
 from specserve.backends.cuda.page_tables import PageTables
-from tests.backends.cuda.layouts import CPU, Pool, random_batch
+from tests.backends.cuda.layouts import CPU, Pool, heads_of, random_batch
 from tests.backends.cuda.paged_reference import attend, merged
 from tests.device.flash_stand_in import StandIn, bound
 from tests.device.pretended import DEVICE, PretendedCuda
