@@ -46,7 +46,8 @@ def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
             return TorchBackend(device), "engine.cuda_graphs is off"
         from specserve.backends.cuda.backend import CudaGraphBackend
 
-        return CudaGraphBackend(device), "few rows are replayed as CUDA graphs"
+        backend = CudaGraphBackend(device)
+        return backend, f"few rows are replayed as CUDA graphs; attention is {backend.attention}"
     if device.type == "cpu":
         from specserve.backends.cpu.backend import CpuBackend
 

@@ -191,15 +191,24 @@ def num_pages(num_tokens: int) -> int:
 
 
 def torch_context(
-    spec: ModelSpec, num_tokens: int, *, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    num_tokens: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_spare_pages: int = 0,
 ) -> TorchContext:
-    """An empty one for torch's attention: `num_tokens` positions, over all rows, rounded up."""
+    """An empty one in torch's memory: `num_tokens` positions, over all rows, rounded up.
+
+    `num_spare_pages`: that no row gets, behind all others.
+    """
     shape = CacheShape(
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         num_blocks=num_pages(num_tokens),
         block_size=BLOCK_SIZE,
+        num_spare_blocks=num_spare_pages,
     )
     cache = KVCache(shape, dtype=dtype, device=device)
     return Context(cache, cache.num_blocks)

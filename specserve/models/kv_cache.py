@@ -24,10 +24,15 @@ class CacheShape:
     head_dim: int
     num_blocks: int
     block_size: int  # tokens
+    # Behind all others, owned by nobody: for entries that no later forward asks for.
+    num_spare_blocks: int = 0
 
 
 class KVCache:
-    """Keys and values: two tensors [layers, num_kv_heads, num_blocks * block_size, head_dim]."""
+    """Keys and values: two tensors [layers, num_kv_heads, num_blocks * block_size, head_dim].
+
+    Spare blocks, numbered from `num_blocks` on, are in these tensors too.
+    """
 
     def __init__(
         self,
@@ -42,7 +47,8 @@ class KVCache:
         self.num_blocks, self.block_size = shape.num_blocks, shape.block_size
         self.head_dim = shape.head_dim
         self.dtype, self.device = dtype, device
-        num_slots = self.num_blocks * self.block_size
+        self._num_all_blocks = self.num_blocks + shape.num_spare_blocks
+        num_slots = self._num_all_blocks * self.block_size
         sizes = (self.num_layers, self.num_kv_heads, num_slots, self.head_dim)
         self.keys = torch.zeros(sizes, dtype=kept_dtype or dtype, device=device)
         self.values = torch.zeros(sizes, dtype=kept_dtype or dtype, device=device)
@@ -50,14 +56,23 @@ class KVCache:
         self._gathered = torch.empty(0, dtype=dtype, device=device)
         # A layer's keys and values by slot and by block: a view costs what a small copy does.
         by_slot = (self.num_layers, self.num_kv_heads * num_slots, self.head_dim)
-        num_heads_blocks = self.num_kv_heads * self.num_blocks
+        num_heads_blocks = self.num_kv_heads * self._num_all_blocks
         by_block = (self.num_layers, num_heads_blocks, self.block_size * self.head_dim)
         self._slots = _by_layer(self.keys, self.values, by_slot)
         self._blocks = _by_layer(self.keys, self.values, by_block)
         # Index of head h, block 0 in the [heads * blocks] and [heads * slots] views.
         heads = torch.arange(self.num_kv_heads, device=device)
-        self._head_blocks = heads[:, None] * self.num_blocks
+        self._head_blocks = heads[:, None] * self._num_all_blocks
         self._head_slots = heads * num_slots
+
+    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values by block: views [blocks, num_kv_heads, block_size, head_dim] each.
+
+        Not contiguous: a head's blocks lie behind each other.
+        """
+        shape = (self.num_kv_heads, self._num_all_blocks, self.block_size, self.head_dim)
+        keys, values = (x[layer].view(shape).transpose(0, 1) for x in (self.keys, self.values))
+        return keys, values
 
     def flat_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
         """Rows of `gather`'s view for `block_ids` [K], head-major: [num_kv_heads * K]."""
@@ -114,7 +129,7 @@ class KVCache:
         """Erase blocks: a masked key has weight zero, but zero times NaN is NaN."""
         if not len(block_ids):
             return
-        shape = (self.num_layers, self.num_kv_heads, self.num_blocks, -1)
+        shape = (self.num_layers, self.num_kv_heads, self._num_all_blocks, -1)
         ids = torch.from_numpy(block_ids).to(self.device)
         self.keys.view(shape).index_fill_(2, ids, 0)
         self.values.view(shape).index_fill_(2, ids, 0)

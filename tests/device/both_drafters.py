@@ -13,6 +13,7 @@ from specserve.backends.cuda import noise as captured_noise
 from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.block_draws import CapturedDraws
 from specserve.backends.cuda.block_passes import CapturedBlockPasses
+from specserve.backends.cuda.flash import Library
 from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
@@ -59,9 +60,16 @@ class Noted:
 class Both:
     """A drafter whose passes are captured and one whose are not, with the same contexts."""
 
-    def __init__(self, make: Make, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        make: Make,
+        dtype: torch.dtype,
+        device: torch.device,
+        library: Library | None = None,
+    ) -> None:
+        """`library`: flashinfer or what stands in for it, by which the captured one attends."""
         plain = make(dtype, TorchBackend(device))
-        captured = make(dtype, CudaGraphBackend(device))
+        captured = make(dtype, CudaGraphBackend(device, library))
         assert isinstance(plain, BlockDrafter)
         assert isinstance(captured, BlockDrafter)
         assert isinstance(captured._passes, CapturedBlockPasses)
@@ -189,14 +197,22 @@ def sampler_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTab
     ][kind]
 
 
-def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: float) -> None:
-    """Blocks of all kinds, behind contexts that grow and shrink."""
-    both, rng = Both(make, dtype, device), np.random.default_rng(7)
+def compare_blocks(
+    make: Make,
+    dtype: torch.dtype,
+    device: torch.device,
+    near: float,
+    library: Library | None = None,
+    *,
+    num_steps: int = 28,
+) -> None:
+    """Blocks of all kinds, behind contexts that grow and shrink. `library`: see `Both`."""
+    both, rng = Both(make, dtype, device, library), np.random.default_rng(7)
     table = NoiseTable(4 * 64 * 40)
     for row, count in enumerate((5, 16, 17, 40)):
         both.extend(row, count)
     both.extend(3, 5, broken=2)
-    for step in range(28):
+    for step in range(num_steps):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
         sampler = sampler_of(step % 5, len(rows), device, table)
         kind = step % 7 % 4

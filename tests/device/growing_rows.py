@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from specserve.backends.cuda.flash import Flash, Library
+from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
 from specserve.models.transformer import Transformer
+from tests.backends.cuda.layouts import heads_of
 
 BLOCK, NUM_BLOCKS = 16, 200
 TAPS = (-1, 1)
@@ -17,10 +20,26 @@ TAPS = (-1, 1)
 class Rows:
     """Rows that grow, and two forwards over them: plain and captured."""
 
-    def __init__(self, model: Transformer, kv_dtype: torch.dtype, graphs: Any) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        kv_dtype: torch.dtype,
+        graphs: Any,
+        library: Library | None = None,
+    ) -> None:
+        """`library`: flashinfer or what stands in for it, by which the second one attends."""
         sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK, "deterministic": False}
-        plain, behind = (TorchForward(model, **sizes, kv_dtype=kv_dtype) for _ in range(2))
-        self.plain, self.captured = plain, CapturedForward(model, behind, graphs)
+        plain, behind = (
+            TorchForward(model, **sizes, kv_dtype=kv_dtype, num_spare_blocks=spare)
+            for spare in (0, 1)
+        )
+        attention = None
+        if library is not None:
+            flash = Flash(model.embedding.device, library)
+            heads = heads_of(behind.cache, num_heads=len(model.heads.queries))
+            behind.attend_by(FlashAttention(flash, behind.cache, heads))
+            attention = FlashGraphs(flash, behind.cache, heads)
+        self.plain, self.captured = plain, CapturedForward(model, behind, graphs, attention)
         self._device = model.embedding.device
         self._rng = np.random.default_rng(0)
         self._vocab_size = model.config.vocab_size

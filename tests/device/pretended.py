@@ -30,6 +30,7 @@ from tests.device.tensors import PretendedTensor, as_on, values_of
 
 DEVICE = torch.device("cuda", 1)  # not the first one: whoever names no device gets noticed
 FREE_BYTES = 32 << 20  # what `torch.cuda.mem_get_info` claims to be free
+CAPABILITY = (9, 0)
 
 _ROOT = Path(__file__).parents[2]
 _OWN = tuple(str(_ROOT / package) + "/" for package in ("specserve", "target_node", "draft_node"))
@@ -284,6 +285,8 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         "current_device": lambda: current[0].index,
         "synchronize": lambda device=None: None,  # what was asked for is done
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "Event": mock.Mock,  # what was asked for is done
     }
     with ExitStack() as stack:
         for name, function in cuda.items():

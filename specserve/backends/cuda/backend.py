@@ -1,4 +1,7 @@
-"""Operations of few rows captured as CUDA graphs; whatever has no graph is the reference's."""
+"""Operations of few rows captured as CUDA graphs; whatever has no graph is the reference's.
+
+Attention is flashinfer's where it is installed and has kernels for the model, and torch's else.
+"""
 
 from collections.abc import Sequence
 
@@ -8,16 +11,20 @@ from torch import Tensor
 from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.cuda import graphs, noise
 from specserve.backends.cuda.block_draws import CapturedDraws
-from specserve.backends.cuda.block_passes import CapturedBlockPasses
+from specserve.backends.cuda.block_passes import CapturedBlockPasses, PassAttention
+from specserve.backends.cuda.flash import Heads, Library
+from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
+from specserve.backends.cuda.flash_blocks import SPARE_PAGES, FlashBlockGraphs
+from specserve.backends.cuda.flash_choice import FlashChoice
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.cuda.sampling import captured_sample
 from specserve.backends.cuda.verification import verify_captured
 from specserve.backends.torch.backend import TorchBackend
-from specserve.backends.torch.block_passes import TorchBlockPasses
+from specserve.backends.torch.block_passes import TorchBlockPasses, score_scale
 from specserve.backends.torch.forward import TorchForward
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.block_passes import BlockPasses
-from specserve.drafters.context import torch_context
+from specserve.drafters.context import BLOCK_SIZE, num_pages, torch_context
 from specserve.models.forward import Forward
 from specserve.models.transformer import Transformer
 from specserve.sampling.batch import SamplingBatch
@@ -31,10 +38,17 @@ class CudaGraphBackend(TorchBackend):
 
     name = "cuda"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, library: Library | None = None) -> None:
+        """`library`: flashinfer, or what stands in for it; None: the installed one, if any."""
         super().__init__(device)
         graphs.use()
         noise.register()
+        self._flash = FlashChoice(device, library)
+
+    @property
+    def attention(self) -> str:
+        """Whose it is and why, in words."""
+        return self._flash.description
 
     @property
     def num_first_calls(self) -> int:
@@ -49,15 +63,34 @@ class CudaGraphBackend(TorchBackend):
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
     ) -> Forward:
+        dtype, dim = model.embedding.dtype, model.config.head_dim
+        heads = Heads(
+            num_heads=len(model.heads.queries),
+            num_kv_heads=len(model.heads.kv),
+            head_dim=dim,
+            page_size=block_size,
+            dtype=dtype,
+            scale=dim**-0.5,
+        )
+        # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
+        flash = None
+        if not deterministic:
+            num_slots, is_alone = (num_blocks + 1) * block_size, model.parallel.size == 1
+            flash = self._flash.of(heads, kv_dtype or dtype, num_slots, may_fail=is_alone)
         plain = TorchForward(
             model,
             num_blocks=num_blocks,
             block_size=block_size,
             deterministic=deterministic,
             kv_dtype=kv_dtype,
+            num_spare_blocks=0 if flash is None else 1,
         )
-        # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
-        return plain if deterministic else CapturedForward(model, plain)
+        if deterministic:
+            return plain
+        if flash is None:
+            return CapturedForward(model, plain)
+        plain.attend_by(FlashAttention(flash, plain.cache, heads))
+        return CapturedForward(model, plain, attention=FlashGraphs(flash, plain.cache, heads))
 
     def step_edges(self, *, deterministic: bool) -> Sequence[int]:
         return () if deterministic else graphs.BUCKETS
@@ -76,10 +109,31 @@ class CudaGraphBackend(TorchBackend):
         return super().verify(logits, rows, draft_probs) if found is None else found
 
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
-        context = torch_context(
-            backbone.spec.decoder, num_tokens, dtype=backbone.embedding.dtype, device=self.device
+        decoder, dtype = backbone.spec.decoder, backbone.embedding.dtype
+        heads = Heads(
+            num_heads=decoder.num_heads,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            page_size=BLOCK_SIZE,
+            dtype=dtype,
+            scale=score_scale(backbone.spec),
         )
-        return CapturedBlockPasses(backbone, TorchBlockPasses(backbone, context))
+        num_slots = (num_pages(num_tokens) + SPARE_PAGES) * BLOCK_SIZE
+        flash = self._flash.of(heads, dtype, num_slots, may_fail=True)
+        context = torch_context(
+            decoder,
+            num_tokens,
+            dtype=dtype,
+            device=self.device,
+            num_spare_pages=SPARE_PAGES if flash else 0,
+        )
+        plain = TorchBlockPasses(backbone, context)
+        if flash is None:
+            return CapturedBlockPasses(backbone, plain)
+        attention = PassAttention(
+            FlashGraphs(flash, context.cache, heads), FlashBlockGraphs(flash, context, heads)
+        )
+        return CapturedBlockPasses(backbone, plain, attention)
 
     def block_draws(self, draw: DrawBlocks, vocab_size: int) -> BlockDraws:
         return CapturedDraws(draw, vocab_size, self.device)

@@ -4,7 +4,9 @@ Pending tokens are computed by a graph of their own before the blocks. What fits
 run by torch's own operations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,21 +14,47 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specserve.backends.cuda.context_entries import CapturedEntries
+from specserve.backends.cuda.graph_attention import (
+    BlockGraphs,
+    GraphAttention,
+    ShapedAttention,
+    ShapedBlocks,
+)
 from specserve.backends.cuda.graphs import CapturedGraphs
-from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
-from specserve.backends.cuda.padded_blocks import BlockBatch, BlockShape, PaddedBlocks
+from specserve.backends.cuda.padded_attention import PaddedGraphs
+from specserve.backends.cuda.padded_blocks import BlockBatch, PaddedBlockGraphs
 from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.branch_attention import Entering
-from specserve.drafters.context import BLOCK_SIZE, TorchContext
+from specserve.drafters.context import TorchContext
 from specserve.models.attention import AttentionBatch
+
+
+@dataclass(frozen=True)
+class PassAttention:
+    """Of a drafter's captured passes, over its contexts."""
+
+    entering: GraphAttention[Any]  # of pending tokens
+    blocks: BlockGraphs[Any]
+
+    @classmethod
+    def of_torch(cls, backbone: Backbone, plain: TorchBlockPasses) -> "PassAttention":
+        context, num_heads = plain.context, backbone.spec.decoder.num_heads
+        return cls(
+            PaddedGraphs(context.cache, num_heads=num_heads, scale=plain.scale),
+            PaddedBlockGraphs(context, num_heads=num_heads, scale=plain.scale),
+        )
 
 
 class CapturedBlockPasses:
     """`TorchBlockPasses`, and a graph of every shape that was met."""
 
-    def __init__(self, backbone: Backbone, plain: TorchBlockPasses) -> None:
+    def __init__(
+        self, backbone: Backbone, plain: TorchBlockPasses, attention: PassAttention | None = None
+    ) -> None:
+        """`attention`: of what is captured; None: torch's."""
         self._backbone = backbone
+        self._attention = attention or PassAttention.of_torch(backbone, plain)
         self._plain = plain
         self._entries = CapturedEntries(backbone, plain.context)
         self._entered = CapturedGraphs(self._make_entered)
@@ -49,7 +77,7 @@ class CapturedBlockPasses:
 
     def enter(self, entering: Entering) -> None:
         batch = self.context.causal_batch(entering.rows, entering.counts)
-        shape = PaddedShape.of(batch, BLOCK_SIZE)
+        shape = self._attention.entering.shape_of(batch)
         made = None
         if shape is not None:
             made = self._entered.run(shape, lambda each: each.fill(batch, entering.token_ids))
@@ -67,7 +95,7 @@ class CapturedBlockPasses:
     ) -> Tensor:
         """What it returned is overwritten by the next one."""
         batch = BlockBatch(rows, lengths, gap_ids or [()] * len(rows), token_ids)
-        shape = BlockShape.of(batch, self.context, min_gap)
+        shape = self._attention.blocks.shape_of(batch, min_gap)
         if shape is not None:
             if entering is not None:
                 self.enter(entering)
@@ -77,29 +105,17 @@ class CapturedBlockPasses:
                 return made.hidden[: len(rows)]
         return self._plain.blocks(rows, lengths, token_ids, entering, gap_ids, min_gap)
 
-    def _make_entered(self, shape: PaddedShape) -> "_Entered":
-        attention = PaddedAttention(
-            self.context.cache,
-            num_heads=self._backbone.spec.decoder.num_heads,
-            shape=shape,
-            scale=self._plain.scale,
-        )
-        return _Entered(self._backbone, attention)
+    def _make_entered(self, shape: Hashable) -> "_Entered":
+        return _Entered(self._backbone, self._attention.entering.make(shape))
 
-    def _make_drafted(self, shape: BlockShape) -> "_Drafted":
-        attention = PaddedBlocks(
-            self.context,
-            shape,
-            num_heads=self._backbone.spec.decoder.num_heads,
-            scale=self._plain.scale,
-        )
-        return _Drafted(self._backbone, attention)
+    def _make_drafted(self, shape: Hashable) -> "_Drafted":
+        return _Drafted(self._backbone, self._attention.blocks.make(shape))
 
 
 class _Entered:
     """What is captured of pending tokens: they become entries of their rows' contexts."""
 
-    def __init__(self, backbone: Backbone, attention: PaddedAttention) -> None:
+    def __init__(self, backbone: Backbone, attention: ShapedAttention) -> None:
         self._backbone = backbone
         self._attention = attention
         self._token_ids = torch.zeros_like(attention.positions)
@@ -118,7 +134,7 @@ class _Entered:
 class _Drafted:
     """What is captured of blocks."""
 
-    def __init__(self, backbone: Backbone, attention: PaddedBlocks) -> None:
+    def __init__(self, backbone: Backbone, attention: ShapedBlocks) -> None:
         self._backbone = backbone
         self._attention = attention
 
@@ -126,9 +142,7 @@ class _Drafted:
         self._attention.fill(batch)
 
     def __call__(self) -> None:
-        shape = self._attention.shape
         token_ids = self._attention.begin()
         found = self._backbone.hidden(token_ids, self._attention.positions, self._attention)
         self._attention.end()
-        # Final hidden states [B, S, H], without those of gaps.
-        self.hidden = found.view(shape.num_blocks, -1, found.shape[1])[:, shape.gap :]
+        self.hidden = self._attention.of_blocks(found)  # final states [B, S, H]

@@ -1,15 +1,16 @@
 """Forwards of few tokens a row, captured once a shape and replayed: see `forward`.
 
 Tokens of all rows are one list, which is padded to the next of `graphs.BUCKETS`; rows are not
-padded. What fits no shape (pieces of prompts, mostly) is run by torch's own operations.
+padded. What fits no shape (pieces of prompts, mostly) is not captured.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from specserve.backends.cuda.graph_attention import GraphAttention, Shape, ShapedAttention
 from specserve.backends.cuda.graphs import Capture, CapturedGraphs
-from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
+from specserve.backends.cuda.padded_attention import PaddedGraphs
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import KVCache
@@ -17,7 +18,7 @@ from specserve.models.transformer import Transformer
 
 
 class _Key(NamedTuple):
-    shape: PaddedShape
+    shape: Shape
     taps: tuple[int, ...]
 
 
@@ -25,14 +26,22 @@ class CapturedForward:
     """A `TorchForward`, and a graph of every shape that was met."""
 
     def __init__(
-        self, model: Transformer, plain: TorchForward, capture: Capture | None = None
+        self,
+        model: Transformer,
+        plain: TorchForward,
+        capture: Capture | None = None,
+        attention: GraphAttention[Any] | None = None,
     ) -> None:
+        """`attention`: of what is captured, over the cache of `plain`; None: torch's."""
         self._model = model
         self._plain = plain
+        num_heads = len(model.heads.queries)
+        padded = PaddedGraphs(plain.cache, num_heads=num_heads)
+        self._attention: GraphAttention[Any] = attention or padded
         # A rank that went on without would not pad what it exchanges with others.
         is_alone = model.parallel.size == 1
         self._graphs = CapturedGraphs(self._make, capture, may_fail=is_alone)
-        self._shape: PaddedShape | None = None
+        self._shape: Shape | None = None
         self.num_computed = 0
 
     @property
@@ -45,7 +54,7 @@ class CapturedForward:
 
     def plan(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        self._shape = PaddedShape.of(batch, self.cache.block_size)
+        self._shape = self._attention.shape_of(batch)
         if self._shape is None:
             self._plain.plan(batch)
 
@@ -65,16 +74,14 @@ class CapturedForward:
         return self._plain.run(token_ids, taps)
 
     def _make(self, key: _Key) -> "_PaddedForward":
-        num_heads = len(self._model.heads.queries)
-        attention = PaddedAttention(self.cache, num_heads=num_heads, shape=key.shape)
-        return _PaddedForward(self._model, attention, key.taps)
+        return _PaddedForward(self._model, self._attention.make(key.shape), key.taps)
 
 
 class _PaddedForward:
     """What is captured: a forward of one shape."""
 
     def __init__(
-        self, model: Transformer, attention: PaddedAttention, taps: tuple[int, ...]
+        self, model: Transformer, attention: ShapedAttention, taps: tuple[int, ...]
     ) -> None:
         self._model = model
         self._attention = attention

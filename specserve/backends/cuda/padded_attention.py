@@ -147,6 +147,22 @@ class PaddedAttention:
         return x[: self._num_tokens]
 
 
+class PaddedGraphs:
+    """See `GraphAttention`: of one model's forwards, over its cache."""
+
+    def __init__(self, cache: KVCache, *, num_heads: int, scale: float | None = None) -> None:
+        """`scale`: as of `PaddedAttention`."""
+        self._cache, self._num_heads, self._scale = cache, num_heads, scale
+
+    def shape_of(self, batch: AttentionBatch) -> PaddedShape | None:
+        return PaddedShape.of(batch, self._cache.block_size)
+
+    def make(self, shape: PaddedShape) -> PaddedAttention:
+        return PaddedAttention(
+            self._cache, num_heads=self._num_heads, shape=shape, scale=self._scale
+        )
+
+
 def padded_keys(count: int, block_size: int) -> int:
     """So many tiles of keys that graphs have them, and then whole blocks."""
     keys = KEY_TILE * bucket_of(-(-count // KEY_TILE))

@@ -151,3 +151,20 @@ class PaddedBlocks:
         )
         found = found.unflatten(2, (self._width, self._per_kv)).transpose(1, 2)
         return found.reshape(q.shape)
+
+    def of_blocks(self, x: Tensor) -> Tensor:
+        """x [B * T, H] without gaps: [B, S, H]."""
+        return x.view(self.shape.num_blocks, -1, x.shape[1])[:, self.shape.gap :]
+
+
+class PaddedBlockGraphs:
+    """See `BlockGraphs`: of one drafter's passes, over its contexts."""
+
+    def __init__(self, context: TorchContext, *, num_heads: int, scale: float) -> None:
+        self._context, self._num_heads, self._scale = context, num_heads, scale
+
+    def shape_of(self, batch: BlockBatch, min_gap: int) -> BlockShape | None:
+        return BlockShape.of(batch, self._context, min_gap)
+
+    def make(self, shape: BlockShape) -> PaddedBlocks:
+        return PaddedBlocks(self._context, shape, num_heads=self._num_heads, scale=self._scale)

@@ -12,6 +12,7 @@ from specserve.drafters.backbone import Backbone
 from specserve.drafters.branch_attention import Blocks, BranchAttention, Entering
 from specserve.drafters.chain_passes import entering_tokens
 from specserve.drafters.context import TorchContext
+from specserve.drafters.spec import BlockSpec
 
 
 class TorchBlockPasses:
@@ -21,7 +22,7 @@ class TorchBlockPasses:
         spec = backbone.spec
         self.context = context
         self._backbone = backbone
-        self.scale = 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5  # of scores
+        self.scale = score_scale(spec)
         num_heads = spec.decoder.num_heads
         self._attention = BranchAttention(context, num_heads=num_heads, scale=self.scale)
         self._causal = TorchAttention(context.cache, num_heads=num_heads, deterministic=False)
@@ -67,6 +68,10 @@ class TorchBlockPasses:
         self._attention.plan(Blocks(rows, lengths, shape[1], mask), entering)
         hidden = self._backbone.hidden(token_ids, positions, self._attention)
         return hidden[len(token_ids) - shape.numel() :].view(*shape, -1)[:, gap:]
+
+
+def score_scale(spec: BlockSpec) -> float:
+    return 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5
 
 
 def _with_gaps(

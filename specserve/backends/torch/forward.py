@@ -23,8 +23,12 @@ class TorchForward:
         block_size: int,
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
+        num_spare_blocks: int = 0,
     ) -> None:
-        """`kv_dtype`: keys and values are kept in it; None: in the one that is computed with."""
+        """`kv_dtype`: keys and values are kept in it; None: in the one that is computed with.
+
+        `num_spare_blocks`: of its cache, for who takes over its attention (`attend_by`).
+        """
         spec, heads = model.config, model.heads
         self._model = model
         shape = CacheShape(
@@ -33,6 +37,7 @@ class TorchForward:
             head_dim=spec.head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
+            num_spare_blocks=num_spare_blocks,
         )
         self.cache = KVCache(
             shape,
@@ -46,6 +51,10 @@ class TorchForward:
             num_heads = len(heads.queries)
             self._attention = TorchAttention(self.cache, num_heads=num_heads, deterministic=False)
         self.num_computed = 0
+
+    def attend_by(self, attention: Attention) -> None:
+        """From now on, over the same cache."""
+        self._attention = attention
 
     def _deterministic_attention(self, num_heads: int) -> Attention:
         if self.cache.device.type == "cuda":

@@ -1,0 +1,1 @@
+"""What is prepared and measured for GPUs, whose time is rare."""
