@@ -31,17 +31,6 @@ def rows(groups: list[Group]):
     return {(row.arm, row.method): row for row in rows_of(AT_1, groups)}
 
 
-def test_theorem_7_gives_the_figures_of_the_test_vectors():
-    assert rates.hit_rate(0.9, 0.6) == pytest.approx(0.857143, abs=1e-6)
-    for p, hit_len, miss_len, draft, backup, expected in (
-        (0.857142857, 4, 1.5, 0.8, 0.1, 3.591549),
-        (0.85, 4.161139, 4.161139, 0.6, 0.6, 3.817559),
-        (0.75, 4.161139, 1, 1.2, 0, 2.931178),
-    ):
-        found = rates.speedup(p, hit_len, miss_len, draft_time=draft, backup_time=backup)
-        assert found == pytest.approx(expected, abs=1e-5)
-
-
 def test_rates_are_those_of_decoding_rounds_and_ratios_pair_the_groups():
     found = rows([group(0), group(1), group(2)])
     plain, sync = found["off", "any"], found["sync lm", "coupled"]
