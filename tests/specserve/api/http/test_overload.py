@@ -65,14 +65,19 @@ def test_a_deadline_that_is_none_is_refused_by_name(rig, timeout_s):
 
 # --- readers ------------------------------------------------------------------------------------
 
+# Some 15 MB of events: a kernel keeps up to 4 MB of them (and more where it was told so) for a
+# client that reads nothing, and an answer that fits in there lags behind nobody.
+LONG_TEXT = "the lazy dog " * 80_000
+MAX_TOKENS, MAX_MODEL_LEN = 300_000, 400_000
 
-def stalled(rig, max_tokens: int) -> socket.socket:
+
+def stalled(rig) -> socket.socket:
     """A client that has asked and reads nothing, with little room for what it does not read."""
     place = rig.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((place[0], int(place[1])))
-    body = json.dumps(LONG | {"max_tokens": max_tokens, "logprobs": 5}).encode()
+    body = json.dumps(LONG | {"max_tokens": MAX_TOKENS, "logprobs": 5}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     )
@@ -82,10 +87,10 @@ def stalled(rig, max_tokens: int) -> socket.socket:
 
 @pytest.mark.slow
 def test_who_lags_too_far_is_cut_off(make_rig):
-    rig = make_rig(buffer_rounds=50, max_model_len=200_000)
-    rig.script("the lazy dog " * 20_000)
+    rig = make_rig(buffer_rounds=50, max_model_len=MAX_MODEL_LEN)
+    rig.script(LONG_TEXT)
     rig.target.per_round = 100
-    with stalled(rig, 100_000) as client:
+    with stalled(rig) as client:
         rig.until(lambda: rig.target.received(Abort), 20)
         assert rig.service.hub.num_in_flight == 0
         client.settimeout(20)
@@ -100,10 +105,10 @@ def test_who_lags_too_far_is_cut_off(make_rig):
 @pytest.mark.slow
 def test_who_does_not_read_at_all_loses_the_connection(make_rig, monkeypatch):
     monkeypatch.setattr(server, "_UNREAD_MS", 1000)
-    rig = make_rig(max_model_len=200_000)
-    rig.script("the lazy dog " * 20_000)
+    rig = make_rig(max_model_len=MAX_MODEL_LEN)
+    rig.script(LONG_TEXT)
     rig.target.per_round = 100
-    with stalled(rig, 100_000) as client:
+    with stalled(rig) as client:
         rig.until(lambda: rig.target.received(Abort), 20)
         rig.until(lambda: rig.service.hub.num_in_flight == 0)
         client.settimeout(20)
