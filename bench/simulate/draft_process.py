@@ -21,9 +21,8 @@ from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.fan_out import AcceptancePrior, HitCurves
 from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.plan import PendingBlock, Plan, Planner
+from draft_node.prespeculation.timely import Timely
 from specserve.drafters.step_timer import LEAST_PASSES
-
-_RUSHED_EVERY = 8  # rounds without time for a batch, one has one nevertheless
 
 Outcome = tuple[int, int]  # tokens that stand, rank of the one that follows
 
@@ -90,10 +89,10 @@ class DraftProcess:
         self._by_token = self.times.go_by_token
         self._sizes = BatchSize(self._prior, by_token=self._by_token, usual_tokens=self._gamma)
         self._sizes.know(self.times.all, self._gamma)
+        self._timely = Timely(self._sizes)
         self._ranks = np.arange(drafters.fan_out, dtype=np.int64)
         self._inbox: deque[Seen] = deque()
         self._rounds: dict[Hashable, _Round] = {}
-        self._num_without_time = 0
 
     # --- what targets do -------------------------------------------------------------------------
 
@@ -191,14 +190,10 @@ class DraftProcess:
         rounds = rounds[: self._settings.size]
         is_whole = any(each.seen.asked_anyway for each in rounds)
         if not is_whole:
-            kept = self._with_time(rounds)
-            if not kept and not self._is_tried():
-                for each in rounds:
-                    each.is_closed = True
-                return
-            for each in rounds if not kept else ():
-                each.is_rushed = True
-            rounds = kept or rounds[:1]
+            left_s = max(each.due_s for each in rounds) - self.now_s
+            rounds = self._timely.with_roots(rounds, needs_probs=False, left_s=left_s)
+        if not rounds:
+            return
         num_tokens = self._gamma if is_whole or not self._by_token else LEAST_PASSES
         self._take(self.times.seconds(len(rounds), num_tokens))
         for each in rounds:
@@ -206,15 +201,6 @@ class DraftProcess:
             if each.seen.asked_anyway:
                 each.root = Prepared(self.now_s, num_tokens)
                 each.is_closed = True  # a second report says what the target verifies of it
-
-    def _with_time(self, rounds: list[_Round]) -> list[_Round]:
-        """As many as can have roots and at least one outcome in time."""
-        one_s = self._sizes.least_s(1, needs_probs=False)
-        left_s = max(each.due_s for each in rounds) - self.now_s - one_s
-        count = len(rounds)
-        while count and self._sizes.least_s(count, needs_probs=False) > left_s:
-            count //= 2
-        return rounds[:count]
 
     def _plan(self, rounds: Sequence[_Round]) -> None:
         """Rows that verify as much with the same confidences have the same plan."""
@@ -234,7 +220,9 @@ class DraftProcess:
         if not due:
             return False
         due_s = min(each.due_s for each in due)
-        size = self._size(due, due_s)
+        most = self._settings.most_blocks(len(due))
+        left_s = due_s - self.now_s
+        size = self._timely.num_outcomes(due, most, needs_probs=False, left_s=left_s)
         if not size:
             for each in due:  # time only gets less
                 each.is_closed |= each.due_s == due_s
@@ -255,22 +243,6 @@ class DraftProcess:
         )
         return True
 
-    def _size(self, due: Sequence[_Round], due_s: float) -> int:
-        size = self._sizes.size(
-            self._settings.most_blocks(len(due)),
-            needs_probs=False,
-            left_s=due_s - self.now_s,
-            values=[each.plan.values_due for each in due if each.plan is not None],
-        )
-        first = [each for each in due if each.plan is not None and not each.plan.num_taken]
-        if size or not first:
-            return size
-        if not any(each.is_rushed for each in first) and not self._is_tried():
-            return 0
-        for each in first:
-            each.is_rushed = True
-        return 1
-
     def _tokens_until(self, due_s: float, num_blocks: int) -> int:
         """Of every block of a batch: whole ones, or chains as long as there is time."""
         token_s = self._token_s(num_blocks)
@@ -281,10 +253,6 @@ class DraftProcess:
 
     def _token_s(self, num_blocks: int) -> float:
         return self.times.seconds(num_blocks, 1) - self.times.seconds(num_blocks, 0)
-
-    def _is_tried(self) -> bool:
-        self._num_without_time += 1
-        return self._num_without_time % _RUSHED_EVERY == 1
 
     def _take(self, seconds: float) -> None:
         self.now_s += seconds

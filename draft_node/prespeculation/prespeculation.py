@@ -31,6 +31,7 @@ from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.plan import Planner, pending_block
 from draft_node.prespeculation.round import Round, one_family
 from draft_node.prespeculation.speculation_cache import SpeculationCache, told_block
+from draft_node.prespeculation.timely import Timely
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.step_timer import LEAST_PASSES
@@ -38,7 +39,6 @@ from specserve.transport.link.frames import MAX_ROUND
 from specserve.transport.link.messages import Push, Report, RowReport
 
 _LATEST_S = 1.0  # that a report may be behind: a clock that says more is another machine's
-_RUSHED_EVERY = 8  # rounds without time for a batch, one has one nevertheless
 
 
 class PreSpeculation:
@@ -69,8 +69,8 @@ class PreSpeculation:
             usual_tokens=self._draft_batches.tokens_in_time,
         )
         self._sizes.know(settings.times, drafter.gamma)
+        self._timely = Timely(self._sizes)
         self._rounds: dict[int, Round] = {}
-        self._num_without_time = 0  # rounds that had none left for any batch
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0
 
@@ -171,14 +171,12 @@ class PreSpeculation:
         such a chain ends as early as chains may, and the time goes to the outcomes.
         """
         rounds = one_family(rounds)[: self._settings.size]
-        in_time = self._with_time_for_outcomes(rounds)
-        if not in_time and not self._is_tried():
-            for each in rounds:
-                each.is_closed = True
+        if not any(each.report.awaits for each in rounds):
+            left_s = max(each.due_s for each in rounds) - time.perf_counter()
+            needs_probs = rounds[0].kind.needs_probs
+            rounds = self._timely.with_roots(rounds, needs_probs=needs_probs, left_s=left_s)
+        if not rounds:
             return
-        for each in rounds if not in_time else ():
-            each.is_rushed = True  # and has its outcome
-        rounds = in_time or rounds[:1]
         is_whole = any(each.report.awaits or len(each.report.block) for each in rounds)
         due_s = math.inf if is_whole else -math.inf
         draft_batch = self._draft(rounds, [each.root() for each in rounds], due_s=due_s)
@@ -190,18 +188,6 @@ class PreSpeculation:
             each.is_closed = each.block is None or each.report.awaits
         if draft_batch is not None and any(each.report.awaits for each in rounds):
             self._send(draft_batch)
-
-    def _with_time_for_outcomes(self, rounds: list[Round]) -> list[Round]:
-        """As many as can have roots and at least one outcome in time; all where somebody waits."""
-        if any(each.report.awaits for each in rounds):
-            return rounds
-        needs_probs = rounds[0].kind.needs_probs
-        one_s = self._sizes.least_s(1, needs_probs=needs_probs)
-        left_s = max(each.due_s for each in rounds) - time.perf_counter() - one_s
-        count = len(rounds)
-        while count and self._sizes.least_s(count, needs_probs=needs_probs) > left_s:
-            count //= 2
-        return rounds[:count]
 
     # --- outcomes ----------------------------------------------------------------------------
 
@@ -235,7 +221,11 @@ class PreSpeculation:
         due.sort(key=attrgetter("best_value"), reverse=True)
         family = one_family(due)
         due_s = min(each.due_s for each in family)
-        size = self._batch_size(family, due_s)
+        needs_probs = family[0].kind.needs_probs
+        most = self._settings.size if needs_probs else self._settings.most_blocks(len(family))
+        size = self._timely.num_outcomes(
+            family, most, needs_probs=needs_probs, left_s=due_s - now_s
+        )
         if not size:
             for each in family:  # time only gets less
                 each.is_closed |= each.due_s == due_s
@@ -247,42 +237,13 @@ class PreSpeculation:
             self._send(draft_batch)
         if draft_batch is not None and self._backend.num_first_calls == num_first_calls:
             self._sizes.observe(
-                needs_probs=family[0].kind.needs_probs,
+                needs_probs=needs_probs,
                 num_blocks=len(branches),
                 num_tokens=draft_batch.drawn.token_ids.shape[1],
                 seconds=time.perf_counter() - began_s,
                 token_s=draft_batch.drawn.token_s,
             )
         return True
-
-    def _batch_size(self, family: Sequence[Round], due_s: float) -> int:
-        """As many blocks as there is time for; now and then one even if there is none for any.
-
-        Times may have changed, and what is never drafted is never timed. More would hold up the
-        next report, and whoever waits for its blocks.
-        """
-        needs_probs = family[0].kind.needs_probs
-        settings = self._settings
-        size = self._sizes.size(
-            settings.size if needs_probs else settings.most_blocks(len(family)),
-            needs_probs=needs_probs,
-            left_s=due_s - time.perf_counter(),
-            values=[each.plan.values_due for each in family if each.plan is not None],
-        )
-        first = [each for each in family if each.plan is not None and not each.plan.num_taken]
-        if size or not first:
-            return size
-        # Whose root was tried has what follows it tried too, or nothing would be learned.
-        if not any(each.is_rushed for each in first) and not self._is_tried():
-            return 0
-        for each in first:
-            each.is_rushed = True
-        return 1
-
-    def _is_tried(self) -> bool:
-        """Whether a round without time for what it would draft drafts it nevertheless."""
-        self._num_without_time += 1
-        return self._num_without_time % _RUSHED_EVERY == 1
 
     def _take_batch(self, family: Sequence[Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a draft batch of the rejection family is always full."""
