@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 def run(job: Job) -> tuple[Calibration, str]:
     """The calibration, and what was printed."""
     results = Console(file=io.StringIO(), width=120)
-    calibration = calibrate(job, results, Console(file=io.StringIO()))
+    calibration = calibrate(job, results)
     return calibration, results.file.getvalue()
 
 

@@ -98,6 +98,11 @@ class ChatWriter:
         self._next = store.next_number  # the chat that is begun next
         self.num_tokens = sum(exchange.num_tokens for exchange in store.exchanges())
 
+    @property
+    def num_begun(self) -> int:
+        """Chats that are there or under way."""
+        return self._next
+
     async def run(self, report: Callable[[int], None]) -> None:
         """Write; `report` is told the tokens that there are. Raises SpecserveError.
 
