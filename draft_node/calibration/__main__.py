@@ -13,6 +13,7 @@ from draft_node.training import progress
 from specserve.commands.calibrate import Job
 from specserve.errors import SpecserveError
 from specserve.processes.process import die_with_parent
+from specserve.settings.drafter_source import NGRAM
 
 _HINTS = {
     "confidences": "",
@@ -33,7 +34,8 @@ def main() -> int:
     try:
         measure(job, Console(highlight=False))
     except SpecserveError as error:
-        sys.stderr.write(f"specserve: {error}{_HINTS[job.stage]}\n")
+        hint = "" if str(job.drafter) == NGRAM else _HINTS[job.stage]
+        sys.stderr.write(f"specserve: {error}{hint}\n")
         return 2 if error.code in _USAGE_CODES else 1
     except KeyboardInterrupt:
         return 130

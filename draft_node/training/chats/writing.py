@@ -1,9 +1,10 @@
 # pyright: strict
 """Chats with a running service: many at once, kept in the order of their numbers.
 
-Every chat is a function of the seed and its number, as far as the service's answers are. Questions
-are those of a file, questions about Python's own sources, and, for the rest, what the model itself
-writes where the chat template has the user speak. One chat in four goes on for a second turn.
+What is drawn in a chat depends on the seed and its number; which question of a file or about
+sources it begins with, on which chat was ready for it first. Questions are those of a file,
+questions about Python's own sources, and, for the rest, what the model itself writes where the chat
+template has the user speak. One chat in four goes on for a second turn.
 """
 
 import asyncio
