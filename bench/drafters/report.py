@@ -53,7 +53,7 @@ def verdict(results: Results) -> str:
         if row.domain is None:
             parts.append(f"{row.over} layers over {row.under}: {with_spread(row.ratio, 3)}")
     found = "; ".join(parts) or "nothing that a goal is set for was measured"
-    return f"Temperature 1, foreseeable method, means over domains: {found}."
+    return f"Foreseeable method, temperature 1 but for _t0, ratios are means over domains: {found}."
 
 
 def conditions(results: Results) -> str:
@@ -217,5 +217,5 @@ def _calibration(results: Results) -> Table:
         "drafter", "T", "method", "ECE raw", "calibrated", "raw by position",
         "calibrated by position", "prompts", "blocks", "prompts unseen by the fit",
     )  # fmt: skip
-    note = "Expected calibration error of survival, 20 bins, mean over positions; code and prose."
+    note = "Expected calibration error of survival, 20 bins, mean over positions; no sums."
     return Table("Calibration", header, rows, note)

@@ -9,9 +9,11 @@ from rich.logging import RichHandler
 
 from draft_node.calibration.run import calibrate
 from draft_node.calibration.speed import measure_speed
+from draft_node.training import progress
 from specserve.commands.calibrate import Job
 from specserve.errors import SpecserveError
 from specserve.processes.process import die_with_parent
+from specserve.settings.drafter_source import NGRAM
 
 _HINTS = {
     "confidences": "",
@@ -24,15 +26,16 @@ def main() -> int:
     """Run the job; 0, 1 for a failure, 2 for a job that cannot be done."""
     job = Job.decode(sys.argv[1])
     die_with_parent(job.parent_pid)
-    progress = Console(stderr=True)
-    handler = RichHandler(console=progress, show_path=False)
+    handler = RichHandler(console=Console(stderr=True), show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger(progress.__name__).setLevel(logging.INFO)
     torch.set_num_threads(job.threads)
     measure = calibrate if job.stage == "confidences" else measure_speed
     try:
-        measure(job, Console(highlight=False), progress)
+        measure(job, Console(highlight=False))
     except SpecserveError as error:
-        sys.stderr.write(f"specserve: {error}{_HINTS[job.stage]}\n")
+        hint = "" if str(job.drafter) == NGRAM else _HINTS[job.stage]
+        sys.stderr.write(f"specserve: {error}{hint}\n")
         return 2 if error.code in _USAGE_CODES else 1
     except KeyboardInterrupt:
         return 130

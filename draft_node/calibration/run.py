@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from draft_node.calibration import plot
@@ -18,6 +17,7 @@ from draft_node.calibration.metrics import survivals
 from draft_node.calibration.texts import Prompt, Text, held_out_requests, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
+from draft_node.training.progress import shown, underway
 from specserve.backends.choose import choose_backend
 from specserve.commands.calibrate import Job
 from specserve.drafters.attach_calibration import confidence_head, listen
@@ -50,14 +50,14 @@ _FEWER = 4  # times fewer prompts tell acceptance at the temperature that is not
 _MOST_GAMMA = 64  # of drafters without one of their own; as many as `speculation.gamma` may be
 
 
-def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
+def calibrate(job: Job, results: Console) -> Calibration:
     """Collect, fit, evaluate; write the calibration, the diagram and a table to `results`.
 
     Raises `SpecserveError` for what cannot be calibrated.
     """
     if job.plot is not None and not plot.can_draw():
         raise Unsupported(f"--plot: {plot.MISSING}")
-    texts, samples, acceptance = _measure(job, progress)
+    texts, samples, acceptance = _measure(job)
     half = fitted_half(texts)
     seen, unseen = samples.of_texts(half), samples.of_texts(~half)
     if not len(seen.texts) or not len(unseen.texts):
@@ -101,8 +101,21 @@ class _Pair:
     recorder: FeatureRecorder | None
 
 
-def _measure(job: Job, console: Console) -> tuple[list[Text], Samples, dict[str, list[float]]]:
+def _measure(job: Job) -> tuple[list[Text], Samples, dict[str, list[float]]]:
     """The target's texts, the drafter along them, and `Calibration.acceptance`."""
+    with underway("reading the target and the drafter"):
+        prompts, pair = _prepared(job)
+    texts, samples = _look(job, pair, prompts, job.temperature)
+    # What else a service is asked for: drawn texts, or the likeliest ones.
+    other = 1.0 if job.temperature == 0 else 0.0
+    fewer = prompts[:: -(-len(prompts) // max(2, len(prompts) // _FEWER))]
+    _, others = _look(job, pair, fewer, other)
+    seen = {job.temperature: samples, other: others}
+    return texts, samples, {_kind(job, t): each.mean_survivals for t, each in seen.items()}
+
+
+def _prepared(job: Job) -> tuple[list[Prompt], _Pair]:
+    """What is asked, and who answers and drafts."""
     model = _load_target(job)
     room = job.num_tokens + max(_BLOCK, min(job.gamma or 0, _MOST_GAMMA)) + _PAGE
     max_len = model.config.max_position_embeddings - room
@@ -113,15 +126,7 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples, dict[str,
     else:
         prompts = held_out_requests(job.data, job.num_prompts, max_len, model.config.vocab_size)
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
-    pair = _load_pair(job, model, longest)
-    with progress_bar(console) as bar:
-        texts, samples = _look(job, pair, prompts, job.temperature, bar)
-        # What else a service is asked for: drawn texts, or the likeliest ones.
-        other = 1.0 if job.temperature == 0 else 0.0
-        fewer = prompts[:: -(-len(prompts) // max(2, len(prompts) // _FEWER))]
-        _, others = _look(job, pair, fewer, other, bar)
-    seen = {job.temperature: samples, other: others}
-    return texts, samples, {_kind(job, t): each.mean_survivals for t, each in seen.items()}
+    return prompts, _load_pair(job, model, longest)
 
 
 def _kind(job: Job, temperature: float) -> str:
@@ -129,7 +134,7 @@ def _kind(job: Job, temperature: float) -> str:
 
 
 def _look(
-    job: Job, pair: _Pair, prompts: list[Prompt], temperature: float, bar: Progress
+    job: Job, pair: _Pair, prompts: list[Prompt], temperature: float
 ) -> tuple[list[Text], Samples]:
     """Texts of one temperature, and the drafter along them."""
     conditions = Conditions(
@@ -140,25 +145,20 @@ def _look(
         batch_size=_BATCH_SIZE,
     )
     what = f"at temperature {temperature:g}"
-    writing = bar.add_task(f"writing texts {what}", total=job.num_tokens * len(prompts))
-    texts = write_texts(
-        pair.target,
-        prompts,
-        num_tokens=job.num_tokens,
-        temperature=temperature,
-        seed=job.seed,
-        batch_size=_BATCH_SIZE,
-        advance=lambda count: bar.advance(writing, count),
-    )
-    drafting = bar.add_task(f"drafting blocks {what}", total=count_anchors(texts, job.stride))
-    samples = collect(
-        pair.target,
-        pair.drafter,
-        texts,
-        conditions,
-        recorder=pair.recorder,
-        advance=lambda count: bar.advance(drafting, count),
-    )
+    with shown(f"writing texts {what}", job.num_tokens * len(prompts)) as advance:
+        texts = write_texts(
+            pair.target,
+            prompts,
+            num_tokens=job.num_tokens,
+            temperature=temperature,
+            seed=job.seed,
+            batch_size=_BATCH_SIZE,
+            advance=advance,
+        )
+    with shown(f"drafting blocks {what}", count_anchors(texts, job.stride)) as advance:
+        samples = collect(
+            pair.target, pair.drafter, texts, conditions, recorder=pair.recorder, advance=advance
+        )
     return texts, samples
 
 
@@ -202,14 +202,6 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
     layers = drafter.features.layers if drafter.features is not None else ()
     target = OfflineTarget(model, num_tokens=_BATCH_SIZE * longest, layers=layers)
     return _Pair(target, drafter, recorder)
-
-
-def progress_bar(console: Console) -> Progress:
-    """Drawn on a terminal alone."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-    )  # fmt: skip
 
 
 def summary_table(calibration: Calibration) -> Table:

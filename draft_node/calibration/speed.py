@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from draft_node.calibration.run import progress_bar
 from draft_node.calibration.texts import Prompt, held_out_requests, read_prompts
+from draft_node.training.progress import shown, underway
 from specserve.client import Client
 from specserve.commands.calibrate import Job
 from specserve.errors import Failed, InvalidField, Unsupported
@@ -49,7 +49,7 @@ class Ratio:
     high: float
 
 
-def measure_speed(job: Job, results: Console, progress: Console) -> SpeedRecord:
+def measure_speed(job: Job, results: Console) -> SpeedRecord:
     """Time the drafter as a launch would run it, keep the figure for this machine and print it.
 
     Raises `SpecserveError`; `Failed` where speculation has changed a text that it must not change.
@@ -66,7 +66,7 @@ def measure_speed(job: Job, results: Console, progress: Console) -> SpeedRecord:
         drafter=str(job.drafter),
         local_head=None if job.local_head is None else str(job.local_head),
     )  # fmt: skip
-    plain, drafted = _answers(job, settings, prompts, progress)
+    plain, drafted = _answers(job, settings, prompts)
     remark = differences(plain, drafted, must_be_equal=config.engine.deterministic is True)
     ratio = speed_ratio(plain, drafted)
     record = SpeedRecord(
@@ -153,24 +153,23 @@ def _hash_of(prompts: Sequence[Prompt]) -> str:
 
 
 def _answers(
-    job: Job, settings: dict[str, str], prompts: Sequence[Prompt], progress: Console
+    job: Job, settings: dict[str, str], prompts: Sequence[Prompt]
 ) -> tuple[list[Answer], list[Answer]]:
     """Of plain decoding and of speculation, for each prompt; a first pair is not counted."""
     undrafted = {key: value for key, value in settings.items() if key in _OF_BOTH}
     with ExitStack() as stack:
-        with progress.status("starting two services, without and with the drafter"):
+        with underway("starting two services, without and with the drafter"):
             addresses = [
                 stack.enter_context(local_service(_flags(each)))
                 for each in ({**undrafted, "speculation.mode": "off"}, settings)
             ]
         clients = [stack.enter_context(Client(address)) for address in addresses]
-        bar = stack.enter_context(progress_bar(progress))
-        task = bar.add_task("timing pairs of answers", total=len(prompts) + 1)
+        advance = stack.enter_context(shown("timing pairs of answers", len(prompts) + 1))
         answers: tuple[list[Answer], list[Answer]] = ([], [])
         for number, prompt in enumerate([prompts[0], *prompts]):
             for arm in (0, 1) if number % 2 else (1, 0):
                 answers[arm].append(_answer(clients[arm], prompt, job, job.seed + number))
-            bar.advance(task)
+            advance(1)
     return answers[0][1:], answers[1][1:]
 
 

@@ -114,7 +114,8 @@ def write_texts(
 ) -> list[Text]:
     """Up to `num_tokens` tokens after each prompt; a text ends before its end token.
 
-    Text i is sampled under seed + i. `advance` is told of every finished batch's tokens.
+    Text i is sampled under seed + i. `advance` is told of tokens as they are written, and of those
+    that a text which ended will not have.
     """
     texts: list[Text] = []
     for first in range(0, len(prompts), batch_size):
@@ -127,9 +128,8 @@ def write_texts(
             )
             for i, prompt in enumerate(batch)
         ]
-        for i, token_ids in enumerate(_decode(target, batch, states, num_tokens)):
+        for i, token_ids in enumerate(_decode(target, batch, states, num_tokens, advance)):
             texts.append(Text(batch[i], (*batch[i].token_ids, *token_ids), seed + first + i))
-        advance(num_tokens * len(batch))
     return texts
 
 
@@ -139,6 +139,7 @@ def _decode(
     prompts: Sequence[Prompt],
     states: Sequence[SamplingState],
     num_tokens: int,
+    advance: Callable[[int], None],
 ) -> list[list[int]]:
     ends = {*target.model.config.eos_token_ids, NO_TOKEN}
     written: list[list[int]] = [[] for _ in prompts]
@@ -155,6 +156,7 @@ def _decode(
                 states[i].append(token_id)
             if token_id in ends or len(written[i]) == num_tokens:
                 target.free(i)
+            advance(num_tokens - len(written[i]) if token_id in ends else 1)
         live = [i for i in live if target.length(i)]
         fed = [[written[i][-1]] for i in live]
     return written

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draft_node.training import draft_vocabulary, losses, run, text_source
+from draft_node.training import draft_vocabulary, losses, run, text_source, warm_start
 from draft_node.training.block_export import TrainingRecord, as_read, stored, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import (
@@ -49,6 +49,8 @@ class BlockJob:
         self._arguments = arguments
         self._spec, self._initial = starting_point(arguments, target)
         self.feature_layers = self._spec.feature_layers
+        is_new = self._initial is None
+        self._copied = warm_start.copied_layers(self._spec, target.spec) if is_new else []
         self._longest = target.spec.max_position_embeddings
         refuse_crowded_rows(arguments, self._spec.gamma, self._longest)
         tables = None if self._initial is None else draft_vocabulary.from_tables(self._initial)
@@ -96,7 +98,7 @@ class BlockJob:
         tokens = (each.tokens_per_round for gaps in figures.values() for each in gaps.values())
         refuse_numbers("a figure of the stored weights", tokens, progress.step)
         record = TrainingRecord(
-            **vars(RunRecord.of(arguments, progress, command)),
+            **vars(RunRecord.of(arguments, progress, command, self._copied)),
             num_anchors=arguments.anchors,
             max_gap=arguments.max_gap,
         )

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shlex
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from draft_node.training.chats.writing import (
     WritingConfig,
 )
 from draft_node.training.options import positive_int, whole_number
+from draft_node.training.progress import underway
 from draft_node.training.self_text import weights_digest
 from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     what, exit_code = "the same command with more --tokens goes on", 0
     try:
         with ExitStack() as stack:
-            with console.status("starting a service"):
+            with underway("starting a service"):
                 flags = _service_flags(arguments, target)
                 address = stack.enter_context(local_service(flags))
             writer = _Writing(tokenizer, store, questions, feeds, config, vocab_size, console)
@@ -176,7 +176,6 @@ class _Writing:
     ) -> None:
         self._parts = (tokenizer, store, questions, feeds, config, vocab_size)
         self._total, self._console = config.num_tokens, console
-        self._said_s = time.monotonic()
 
     async def run(self, address: str) -> None:
         """Write with the service at `address`, with a bar, or a line now and then to a file."""
@@ -189,11 +188,19 @@ class _Writing:
             writer = ChatWriter(client, *self._parts)
             with Progress(*columns, console=self._console, disable=not is_terminal) as bar:
                 task = bar.add_task("", total=self._total, completed=writer.num_tokens)
+                lines = None if is_terminal else asyncio.create_task(self._tell(writer))
+                try:
+                    await writer.run(lambda count: bar.update(task, completed=count))
+                finally:
+                    if lines is not None:
+                        lines.cancel()
 
-                def report(count: int) -> None:
-                    bar.update(task, completed=count)
-                    if not is_terminal and time.monotonic() - self._said_s > _LINE_EVERY_S:
-                        self._said_s = time.monotonic()
-                        self._console.print(f"{count:,} of {self._total:,} tokens")
-
-                await writer.run(report)
+    async def _tell(self, writer: ChatWriter) -> None:
+        """A line now and then, also while no chat ends."""
+        while True:
+            await asyncio.sleep(_LINE_EVERY_S)
+            self._console.print(
+                f"{writer.num_tokens:,} of {self._total:,} tokens, "
+                f"{writer.num_begun:,} chats begun",
+                soft_wrap=True, highlight=False,
+            )  # fmt: skip

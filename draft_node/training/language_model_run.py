@@ -97,5 +97,6 @@ class LanguageModelJob:
         with trainer.autocast():
             figures = model.evaluate({d: stream[:limit] for d, stream in source.held_out.items()})
         refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
-        record = RunRecord.of(self._arguments, progress, command)
+        copied = self._arguments.cut or ()
+        record = RunRecord.of(self._arguments, progress, command, copied)
         write_language_model(model, tensors, record, figures, self._arguments.out)

@@ -57,6 +57,18 @@ def each(what: str, items: Iterable[Item], total: int | None = None) -> Iterator
             advance(1)
 
 
+@contextmanager
+def underway(what: str) -> Generator[None]:
+    """Say what is done before anything can be counted."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(what):
+            yield
+        return
+    console.print(what, soft_wrap=True, highlight=False)
+    yield
+
+
 class _Lines:
     """A line of the log every quarter of a minute, with the time to go."""
 

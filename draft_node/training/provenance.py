@@ -7,7 +7,7 @@ goes along; and who passes them on has to name what they learned from.
 import argparse
 import datetime
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,31 @@ class RunRecord:
     active_minutes: float
     origin: str = ""  # sentences of `origin`
     earlier: tuple[str, ...] = ()  # commands that made what the run went on from, the first first
+    copied: tuple[int, ...] = ()  # the target's layers as which the weights' own layers began
 
     @staticmethod
-    def of(arguments: argparse.Namespace, progress: Progress, command: str) -> "RunRecord":
-        """The record of a run with these flags, as far as it has come."""
+    def of(
+        arguments: argparse.Namespace,
+        progress: Progress,
+        command: str,
+        copied: Sequence[int] = (),
+    ) -> "RunRecord":
+        """The record of a run with these flags, as far as it has come.
+
+        `copied`: the layers of the target that a run without --init began with.
+        """
+        before = _run_of(getattr(arguments, "init", None))
+        commands = (*before.get("earlier", ()), before.get("command"))
+        layers = tuple(copied or before.get("copied", ()))
         return RunRecord(
             command=command,
             target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",
             steps=progress.step,
             tokens=progress.tokens,
             active_minutes=progress.active_s / 60,
-            origin=origin(arguments),
-            earlier=_commands_of(getattr(arguments, "init", None)),
+            origin=origin(arguments, layers),
+            earlier=tuple(command for command in commands if isinstance(command, str)),
+            copied=layers,
         )
 
     def beside(self, figures: Mapping[str, object]) -> dict[str, object]:
@@ -54,26 +67,22 @@ class RunRecord:
         return {**figures, "training": asdict(self)}
 
 
-def _commands_of(init: Path | None) -> tuple[str, ...]:
-    """Of the runs that made a folder; none where it does not say."""
+def _run_of(init: Path | None) -> dict[str, Any]:
+    """What a folder tells of the run that made it; nothing where it does not say."""
     path = Path() if init is None else init / FIGURES
-    if not path.is_file():
-        return ()
-    run = read_json(path, dict[str, Any]).get("training", {})
-    commands = (*run.get("earlier", ()), run.get("command"))
-    return tuple(command for command in commands if isinstance(command, str))
+    return read_json(path, dict[str, Any]).get("training", {}) if path.is_file() else {}
 
 
-def origin(arguments: argparse.Namespace) -> str:
+def origin(arguments: argparse.Namespace, copied: Sequence[int] = ()) -> str:
     """What the weights are derived from, and what they learned, with licences that are known."""
     licence = licence_of(arguments.target)
     terms = "" if licence is None else f" (licence {licence}, which goes along with them)"
     begun = ""
+    if copied:
+        layers = ", ".join(map(str, copied))
+        begun = f" Their layers began as its layers {layers}, of which nothing was frozen."
     if (init := getattr(arguments, "init", None)) is not None:
-        begun = f" They go on from `{init.name}`."
-    elif (cut := getattr(arguments, "cut", None)) is not None:
-        layers = ", ".join(map(str, cut))
-        begun = f" They began as its layers {layers}, of which nothing was frozen."
+        begun += f" They go on from `{init.name}`."
     target = arguments.target.name
     return f"The weights are derived from `{target}`{terms}.{begun} {_learned(arguments)}"
 

@@ -30,7 +30,8 @@ def cut_shape(target: ModelSpec, layers: Sequence[int], intermediate_size: int) 
         raise InvalidField("--intermediate", problem)
     for index in layers:
         if not 0 <= index < target.num_real_layers:
-            raise InvalidField("--cut", f"the target has no layer {index}")
+            last = target.num_real_layers - 1
+            raise InvalidField("--cut", f"{index}: the target has layers 0..{last}")
     shape = DecoderConfig.of(target)
     return replace(shape, num_hidden_layers=len(layers), intermediate_size=intermediate_size)
 

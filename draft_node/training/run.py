@@ -74,22 +74,26 @@ def train(
     texts = TextConfig.of(arguments)
     refuse_other_text(arguments)
     job = job_of(arguments, read_target(arguments))
-    with num_threads(_threads(arguments)), companions_of(arguments) as ranks:
+    # The folder is claimed before the target is read: what will not do is found out at once.
+    with (
+        num_threads(_threads(arguments)),
+        companions_of(arguments) as ranks,
+        claim(arguments, ranks) as folder,
+    ):
         target = load_target(arguments)
-        with claim(arguments, ranks) as folder:
-            source = _gathered(target, texts, ranks)
-            keep_outputs(arguments, target, source, job.feature_layers, ranks)
-            trainer = _trainer(arguments, job, target, source, folder, ranks)
-            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, job.warmup_s)
-            is_done = run_until_stopped(trainer, schedule, console)
-            ranks.disband()
-            if not is_done:
-                log.info("stopped; the same command resumes")
-                return EXIT_STOPPED
-            if ranks.is_first:
-                job.export(trainer, source, command)
-                write_curves(trainer.progress.history, arguments.out)
-                log.info("exported step %d to %s", trainer.progress.step, arguments.out)
+        source = _gathered(target, texts, ranks)
+        keep_outputs(arguments, target, source, job.feature_layers, ranks)
+        trainer = _trainer(arguments, job, target, source, folder, ranks)
+        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, job.warmup_s)
+        is_done = run_until_stopped(trainer, schedule, console)
+        ranks.disband()
+        if not is_done:
+            log.info("stopped; the same command resumes")
+            return EXIT_STOPPED
+        if ranks.is_first:
+            job.export(trainer, source, command)
+            write_curves(trainer.progress.history, arguments.out)
+            log.info("exported step %d to %s", trainer.progress.step, arguments.out)
     return 0
 
 

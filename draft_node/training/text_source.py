@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from draft_node.training import dataset
-from draft_node.training.batches import encode_stream, tokens_of
+from draft_node.training.batches import WINDOW, encode_stream, tokens_of
 from draft_node.training.chats.store import MANIFEST, Exchange, chats_in, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
@@ -37,6 +37,7 @@ Streams = dict[str, np.ndarray]  # one per domain
 _CHAT = "chat"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
+_LEAST_HELD_OUT = 96  # more than the longest block, which is drafted there as well
 _SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain
 _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".html", ".c", ".h", ".cpp",
                   ".rs", ".go", ".js", ".ts", ".java", ".sh", ".toml", ".yaml", ".yml"}  # fmt: skip
@@ -129,6 +130,10 @@ def chats(folder: Path, vocab_size: int) -> TextSource:
         if len(stream) < least:
             problem = f"{len(stream)} tokens are too few for {what}, {least} needed"
             raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
+    # Figures are those of whole windows.
+    if not (held_out[: max(_SHORTEST // 4, (len(held_out) - 1) // WINDOW * WINDOW)] >= 0).any():
+        problem = "no answer in what is held out, whose few requests are long"
+        raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
     if (most := max(max(part.max(), ~part.min()) for part in (training, held_out))) >= vocab_size:
         raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
     log.info("chats: %d requests, %d tokens, %d answers' tokens",
@@ -173,11 +178,10 @@ def own_text(path: Path, tokenizer: Tokenizer, separator: str) -> tuple[Streams,
     """Training and held-out streams of a text file, or of all text files below a folder."""
     texts = [text for file in _text_files(path) if (text := _read(file))]
     stream = encode_stream(tokenizer, texts, separator)
-    num_held_out = int(len(stream) * _HELD_OUT_SHARE)
+    num_held_out = max(_LEAST_HELD_OUT, int(len(stream) * _HELD_OUT_SHARE))
     if len(stream) - num_held_out < _SHORTEST:
-        raise InvalidField(
-            "--text", f"{path}: {len(stream)} tokens are too few, {_SHORTEST} needed"
-        )
+        needed = f"{_SHORTEST + num_held_out} needed"
+        raise InvalidField("--text", f"{path}: {len(stream)} tokens are too few, {needed}")
     log.info("text: %d files, %d tokens", len(texts), len(stream))
     cut = len(stream) - num_held_out
     return {"text": stream[:cut]}, {"text": stream[cut:]}

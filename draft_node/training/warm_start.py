@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from draft_node.training.block_model import BlockModel
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
+from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.models.config import ModelSpec
 
 _DEVIATION = 0.02
@@ -46,15 +47,24 @@ def initialise(
         else:
             drawn = torch.empty(parameter.shape).normal_(0.0, _DEVIATION, generator=generator)
             parameter.copy_(drawn)
-    if not fits(drafter.spec.decoder, target.spec):
+    copied = copied_layers(drafter.spec, target.spec)
+    if not copied:
         return
     if isinstance(drafter, Eagle3Model):
         _copy_last_layer(drafter, target)
         return
-    copied = spread(drafter.spec.decoder.num_layers, target.spec.num_real_layers)
     _copy_layers(drafter, target, copied)
     if sample is not None:
         _fit_context(drafter, target, copied, sample.to(target.device))
+
+
+def copied_layers(spec: BlockSpec | Eagle3Spec, target: ModelSpec) -> list[int]:
+    """The target's layers that the drafter's begin as, in its order; none where shapes differ."""
+    if not fits(spec.decoder, target):
+        return []
+    if isinstance(spec, Eagle3Spec):
+        return [target.num_real_layers - 1]
+    return spread(spec.decoder.num_layers, target.num_real_layers)
 
 
 def fits(draft: ModelSpec, target: ModelSpec) -> bool:

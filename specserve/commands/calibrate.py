@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   specserve calibrate --target smollm2 --drafter ./mine --data chats    as chats are served
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
   specserve calibrate --drafter dspark --no-speed           confidences alone
+  specserve calibrate --target smollm2 --drafter ngram --data chats    speed alone
 """
 
 _MODULE = "draft_node.calibration"
@@ -39,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the calibrating process is told; paths are absolute."""
 
     target: Path
-    drafter: Path
+    drafter: Path  # or the word for prompt lookup, of which speed alone is measured
     local_head: Path | None
     prompts: Path
     data: Path | None  # chats, whose held-out requests are asked instead of `prompts`
@@ -115,17 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
         mode="sync", drafter=arguments.drafter, local_head=arguments.local_head
     )
     found = locate_drafter(wanted, target)
-    if found.drafter is None or found.drafter == NGRAM:
-        problem = "prompt lookup has no distributions and no confidences"
-        others = ", ".join(shipped_drafters(target))
-        what_to_type = f"; name one of {others}, or a folder" if others else "; name a folder"
-        raise InvalidField("--drafter", problem + what_to_type)
-    drafter = Path(found.drafter)
-    if drafter.is_file():
-        problem = (
-            f"{drafter} is a file, and a calibration lies in the drafter's folder; give a folder"
-        )
-        raise InvalidField("--drafter", problem)
+    is_lookup = arguments.drafter == NGRAM
+    if is_lookup:
+        _refuse_confidences(arguments)
+    drafter = _folder(found.drafter, target, may_be_lookup=is_lookup)
     head = None if found.local_head is None else Path(found.local_head)
     # Whatever the command line names alike is handed on as it is.
     given: dict[str, Any] = {
@@ -147,6 +141,8 @@ def run(arguments: argparse.Namespace) -> int:
         problem = "1: decoding is timed behind the first token; give 2 or more, or --no-speed"
         raise InvalidField("--num-tokens", problem)
     job = Job(**{**given, **resolved})
+    if is_lookup:
+        return _measure(msgspec.structs.replace(job, stage="speed"))
     make_output_folder(job.out, "--out")
     if job.plot is not None:
         make_output_folder(job.plot.parent, "--plot")
@@ -155,6 +151,27 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     # In a process of its own: services want the memory that the first has taken.
     return _measure(msgspec.structs.replace(job, stage="speed"))
+
+
+def _folder(drafter: str | None, target: Path, *, may_be_lookup: bool) -> Path:
+    """The drafter's. Raises InvalidField for what has none, unless that is to be timed alone."""
+    if drafter is None or (drafter == NGRAM and not may_be_lookup):
+        others = ", ".join((*shipped_drafters(target), "a folder"))
+        problem = "prompt lookup has no distributions and no confidences"
+        raise InvalidField("--drafter", f"{problem}; name {others}, or {NGRAM} to time it alone")
+    if Path(drafter).is_file():
+        problem = f"{drafter} is a file, and a calibration lies in the drafter's folder"
+        raise InvalidField("--drafter", f"{problem}; give a folder")
+    return Path(drafter)
+
+
+def _refuse_confidences(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField for what prompt lookup, which is timed alone, has no use for."""
+    asked = {"--no-speed": arguments.no_speed, "--out": arguments.out, "--plot": arguments.plot}
+    for flag, value in asked.items():
+        if value:
+            problem = f"{NGRAM} has no confidences to calibrate and is timed alone; leave it out"
+            raise InvalidField(flag, problem)
 
 
 def _measure(job: Job) -> int:

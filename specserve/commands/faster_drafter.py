@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specserve.settings.config import Config, ResolvedConfig
-from specserve.settings.drafter_source import shipped_drafters
+from specserve.settings.drafter_source import NGRAM, shipped_drafters
 from specserve.settings.hardware import probe
 from specserve.settings.speed_files import SpeedRecord, measured_speeds
 
@@ -26,7 +26,9 @@ def faster_drafter_remark(wish: Config, config: ResolvedConfig) -> str | None:
     is_alone = speculation.mode in ("sync", "auto") and not config.num_draft_processes
     if is_named or not is_alone or speculation.drafter is None:
         return None
-    pair = _faster(measured_speeds(config, probe()), Path(speculation.drafter).resolve())
+    usual = speculation.drafter
+    default = usual if usual == NGRAM else str(Path(usual).resolve())
+    pair = _faster(measured_speeds(config, probe()), default)
     if pair is None:
         return None
     usual, other = pair
@@ -45,7 +47,7 @@ def faster_drafter_remark(wish: Config, config: ResolvedConfig) -> str | None:
     )
 
 
-def _faster(records: Sequence[SpeedRecord], default: Path) -> _Pair | None:
+def _faster(records: Sequence[SpeedRecord], default: str) -> _Pair | None:
     """The drafter that gains most on the default one, where requests were the same.
 
     It is beyond the spread: intervals do not overlap, and at no other temperature, nor with other
@@ -54,7 +56,7 @@ def _faster(records: Sequence[SpeedRecord], default: Path) -> _Pair | None:
     own = {
         record.asked: record
         for record in records
-        if record.local_head is None and record.drafter == str(default)
+        if record.local_head is None and record.drafter == default
     }
     pairs: dict[tuple[str, str | None], list[_Pair]] = {}
     for record in records:

@@ -27,7 +27,7 @@ from specserve.drafters.language_model_weights import (
     check_language_model,
     load_language_model,
 )
-from specserve.drafters.local_head import load_local_head
+from specserve.drafters.local_head import LocalHeadOptions, load_local_head
 from specserve.drafters.protocol import Drafter, FeatureSpec
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import (
@@ -72,6 +72,7 @@ class DrafterOptions:
     num_context_tokens: int  # over all rows
     max_positions: int  # of one row, prompt and answer
     local_head: Path | None = None
+    fusion: LocalHeadOptions | None = None  # of that head; None: as its checkpoint says
     # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens; where chains are to
     # end where they do not pay, of up to `DEFAULT_MOST_GAMMA` if it is calibrated, and of up to
     # `DEFAULT_MOST_BLIND_GAMMA` if not.
@@ -295,7 +296,12 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
     if not isinstance(spec, LocalHeadSpec) or target is None:
         raise Unsupported(f"{folder}: not a local head, or no target whose embeddings it reads")
     return load_local_head(
-        folder, spec, target=target, dtype=options.dtype, backend=options.backend
+        folder,
+        spec,
+        target=target,
+        dtype=options.dtype,
+        backend=options.backend,
+        options=options.fusion,
     )
 
 

@@ -176,7 +176,8 @@ def _prior(folder: Path, counts: Tensor | None, beta: float, device: torch.devic
     if beta == 0:
         return None
     if counts is None:
-        raise Unsupported(f"{folder}: {UNIGRAM_COUNTS} is missing; without it beta has to be 0")
+        problem = f"{UNIGRAM_COUNTS} is missing; without it beta has to be 0"
+        raise Unsupported(f'{folder}: {problem}: write "beta": 0 into its config.json')
     return (beta * log_prior(counts)).to(device)
 
 

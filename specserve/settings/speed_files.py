@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from specserve.settings.config import ResolvedConfig
+from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hardware import Hardware
 from specserve.settings.kept_files import (
     Count,
@@ -43,7 +44,7 @@ class SpeedRecord(Kept, frozen=True, kw_only=True):
     """The contents of a file: synchronous speculation against plain decoding of one request."""
 
     format: int = _FORMAT
-    drafter: str  # folder
+    drafter: str  # folder, or "ngram"
     local_head: str | None
     asked: Asked
     num_pairs: Count  # of requests, one of a pair decoded plainly
@@ -82,7 +83,9 @@ class SpeedFile(KeptFile[SpeedRecord]):
             **_service(config),
         }
         made_for = {
-            "models' files": ", ".join(mark_of(Path(each)) for each in models if each),
+            "models' files": ", ".join(
+                mark_of(Path(each)) for each in models if each not in (None, NGRAM)
+            ),
             **computed_by(config.placement("target").device, hardware),
         }
         super().__init__(
@@ -127,8 +130,8 @@ def _is_of_now(record: SpeedRecord, config: ResolvedConfig, hardware: Hardware) 
 
 
 def _resolved(model: str | None) -> str | None:
-    """By whatever way it was named."""
-    return model and str(Path(model).resolve())
+    """By whatever way it was named; prompt lookup has no files."""
+    return model if model in (None, NGRAM) else str(Path(model).resolve())
 
 
 def _service(config: ResolvedConfig) -> dict[str, str]:

@@ -75,9 +75,13 @@ def test_rows_are_fed_in_pieces_and_rolled_back(running):
 
 
 def test_greedy_texts_are_those_of_plain_decoding(running):
+    told = list[int]()
     texts = write_texts(
-        offline(running), PROMPTS, num_tokens=6, temperature=0.0, seed=0, batch_size=2
-    )
+        offline(running), PROMPTS, num_tokens=6, temperature=0.0, seed=0, batch_size=2,
+        advance=told.append,
+    )  # fmt: skip
+    assert sum(told) == 6 * len(PROMPTS)
+    assert len(told) > len(PROMPTS)  # while they are written
     for text, prompt in zip(texts, PROMPTS, strict=True):
         ids = list(prompt.token_ids)
         for _ in range(6):

@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 def run(job: Job) -> tuple[Calibration, str]:
     """The calibration, and what was printed."""
     results = Console(file=io.StringIO(), width=120)
-    calibration = calibrate(job, results, Console(file=io.StringIO()))
+    calibration = calibrate(job, results)
     return calibration, results.file.getvalue()
 
 
@@ -251,7 +251,13 @@ def test_checksums_of_the_folder_stay_complete(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--drafter", "ngram"), "--drafter: prompt lookup has no distributions"),
+        (
+            ("--target", "smollm2"),
+            "--drafter: prompt lookup has no distributions and no "
+            "confidences; name dspark, lm, a folder, or ngram to time it alone",
+        ),
+        (("--drafter", "ngram", "--no-speed"), "--no-speed: ngram has no confidences to calibrate"),
+        (("--drafter", "ngram", "--out", "."), "--out: ngram has no confidences to calibrate"),
         (("--drafter", "/nowhere/at/all"), "speculation.drafter: '/nowhere/at/all'"),
         (("--target", "TARGET"), "speculation.drafter: is needed for a target of your own"),
         (("--target", "/nowhere"), "model.target: '/nowhere'"),

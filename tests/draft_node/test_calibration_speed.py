@@ -102,9 +102,10 @@ def stages(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setattr(calibrate, "_MODULE", "stages")
 
-    def run(failing: str, *flags: str) -> tuple[int, list[str]]:
+    def run(failing: str, *flags: str, drafter: str = "dspark") -> tuple[int, list[str]]:
         monkeypatch.setenv("FAILING", failing)
-        code = main(["calibrate", "--drafter", "dspark", "--out", str(tmp_path / "out"), *flags])
+        out = [] if drafter == "ngram" else ["--out", str(tmp_path / "out")]
+        code = main(["calibrate", "--drafter", drafter, *out, *flags])
         return code, capfd.readouterr().out.split()
 
     return run
@@ -116,6 +117,11 @@ def test_speed_is_measured_last_unless_nobody_wants_it(stages):
     assert stages("confidences") == (3, ["confidences"])
     assert stages("speed", "--speed-prompts", "4") == (3, ["confidences", "speed"])
     assert stages("", "--num-tokens", "2") == (0, ["confidences", "speed"])
+
+
+def test_prompt_lookup_is_timed_alone(stages):
+    assert stages("", drafter="ngram") == (0, ["speed"])
+    assert stages("speed", drafter="ngram") == (3, ["speed"])
 
 
 def test_answers_of_one_token_are_refused_before_anything_is_measured(stages):

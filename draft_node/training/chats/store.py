@@ -137,8 +137,12 @@ def _read(path: Path) -> Iterator[Exchange]:
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: cast("np.ndarray", file[name]) for name in _ARRAYS}
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        raise InvalidField(_FIELD, f"{path}: holds no chats ({error})") from error
+    except OSError as error:
+        raise InvalidField(_FIELD, f"{path}: {error.strerror or error}") from error
+    except (EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        # Not in NumPy's words, which for any other file tell how to trust it.
+        problem = "holds no chats: it is not what specserve train data writes, or was cut off"
+        raise InvalidField(_FIELD, f"{path}: {problem}") from error
     _refuse_other_kinds(path, arrays)
     tokens = arrays.pop("tokens")
     rows = list(zip(*(arrays[name].tolist() for name in _ARRAYS[:-1]), strict=True))

@@ -1,9 +1,10 @@
 # pyright: strict
 """Chats with a running service: many at once, kept in the order of their numbers.
 
-Every chat is a function of the seed and its number, as far as the service's answers are. Questions
-are those of a file, questions about Python's own sources, and, for the rest, what the model itself
-writes where the chat template has the user speak. One chat in four goes on for a second turn.
+What is drawn in a chat depends on the seed and its number; which question of a file or about
+sources it begins with, on which chat was ready for it first. Questions are those of a file,
+questions about Python's own sources, and, for the rest, what the model itself writes where the chat
+template has the user speak. One chat in four goes on for a second turn.
 """
 
 import asyncio
@@ -97,6 +98,11 @@ class ChatWriter:
         self._finished: dict[int, list[Exchange]] = {}
         self._next = store.next_number  # the chat that is begun next
         self.num_tokens = sum(exchange.num_tokens for exchange in store.exchanges())
+
+    @property
+    def num_begun(self) -> int:
+        """Chats that are there or under way."""
+        return self._next
 
     async def run(self, report: Callable[[int], None]) -> None:
         """Write; `report` is told the tokens that there are. Raises SpecserveError.

@@ -13,7 +13,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig
-from draft_node.training.warm_start import spread
+from draft_node.training.warm_start import copied_layers, spread
 from tests.draft_node.training.drafters import (
     make_objective,
     patterned_stream,
@@ -171,6 +171,7 @@ def test_a_drafter_starts_as_the_targets_first_and_last_layers(target):
     objective = make_objective(target, "dspark")
     objective.initialise(0)
     drafter, own = objective.drafter, [target.layer_tensors(index) for index in range(3)]
+    assert copied_layers(drafter.spec, target.spec) == [0, 2]
     for layer, index in zip(drafter.layers, (0, 2), strict=True):
         assert torch.equal(layer.mlp.up_proj.weight, own[index]["mlp.up_proj.weight"])
         assert torch.equal(layer.self_attn.k_proj.weight, own[index]["self_attn.k_proj.weight"])

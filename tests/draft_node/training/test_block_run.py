@@ -152,7 +152,8 @@ def test_two_processes_write_one_drafter(folder, train, tmp_path):
     "flags",
     [
         ("--mask-token-id", "999"), ("--feature-layers", "9"), ("--draft-vocab", "999"),
-        ("--init", "/proc"), ("--anchors", "9999"), ("--processes", "3"),
+        ("--init", "/proc"), ("--anchors", "9999"), ("--processes", "3"), ("--text", "/nowhere"),
+        ("--out", "/proc/nope"), ("--work", "/proc/nope"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_a_weight_is_read(flags, train, monkeypatch, capsys):

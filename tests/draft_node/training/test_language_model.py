@@ -194,7 +194,7 @@ def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, cap
         for name, weight in target.layer_tensors(layer).items():
             assert torch.equal(begun[f"model.layers.{place}.{name}"], weight)
     assert train("--cut", "0", "3", "--restart") == 2
-    assert "specserve: --cut: the target has no layer 3" in capsys.readouterr().err
+    assert "specserve: --cut: 3: the target has layers 0..2" in capsys.readouterr().err
 
 
 def test_a_resumed_run_does_not_cut_its_target_again(train, monkeypatch):

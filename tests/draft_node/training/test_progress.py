@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from draft_node.training import progress
-from draft_node.training.progress import _Lines, each
+from draft_node.training.progress import _Lines, each, underway
 
 
 def test_all_items_come_through_in_order():
@@ -31,6 +31,11 @@ def test_work_of_unknown_length_is_counted(caplog):
     now = iter([0.0, 16.0])
     _Lines("collecting text", None, lambda: next(now)).advance(7)
     assert caplog.messages == ["collecting text: 7 so far"]
+
+
+def test_what_cannot_be_counted_is_said_before_it_begins(capsys):
+    with underway("reading"):
+        assert capsys.readouterr().err == "reading\n"
 
 
 def test_a_terminal_has_a_bar():

@@ -43,9 +43,9 @@ def test_cut_weights_name_layers_and_what_chats_were_about(tmp_path):
     data = tmp_path / "chats"
     data.mkdir()
     (data / "data.json").write_text(json.dumps({"licences_of_sources": {"a book": "PSF-2.0"}}))
-    said = origin(flags(tmp_path, data=data, cut=[0, 7]))
+    said = origin(flags(tmp_path, data=data), (0, 7))
     assert f"derived from `{tmp_path.name}` (licence mit, which goes along" in said
-    assert "began as its layers 0, 7," in said
+    assert "Their layers began as its layers 0, 7," in said
     chats = f"the chats in `{data}`, which the target wrote itself, on questions of its own"
     assert said.endswith(f"{chats} and about sources (a book: PSF-2.0).")
 
@@ -68,12 +68,16 @@ def test_a_card_ends_with_the_command():
 
 def test_what_a_run_went_on_from_is_told_command_by_command(tmp_path):
     first = RunRecord(
-        "specserve train dspark --out first", "target", 1, 2, 0.5, earlier=("zeroth",)
-    )
+        "specserve train dspark --out first", "target", 1, 2, 0.5,
+        earlier=("zeroth",), copied=(0, 29),
+    )  # fmt: skip
     (tmp_path / "held_out.json").write_text(json.dumps(first.beside({"held_out": {}})))
     given = flags(EMBEDDED_TARGET, init=tmp_path)
     record = RunRecord.of(given, Progress(step=3, tokens=4), "specserve train dspark --out last")
     assert record.earlier == ("zeroth", "specserve train dspark --out first")
+    assert record.copied == (0, 29)
+    begun = "Their layers began as its layers 0, 29, of which nothing was frozen. They go on from"
+    assert f"{begun} `{tmp_path.name}`." in record.origin
     text = provenance(record)
     assert "is what the commands above the last one made" in text
     assert text.endswith("\n    zeroth\n    specserve train dspark --out first\n"

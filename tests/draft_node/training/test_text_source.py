@@ -38,6 +38,14 @@ def test_a_folder_of_text_becomes_one_domain_and_its_end_is_held_out(target, tmp
     assert tokenizer.decode(whole.tolist()) == TEXT * 2
 
 
+def test_what_is_held_out_of_little_text_holds_the_longest_block(target, tmp_path):
+    tokenizer = Tokenizer.from_file(str(target.folder / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(TEXT[:1600])
+    training, held_out = text_source.own_text(tmp_path / "a.txt", tokenizer, "<|endoftext|>")
+    assert len(held_out["text"]) == 96
+    assert 1024 <= len(training["text"]) < 19 * 96
+
+
 def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch, caplog):
     small = SelfTextConfig(rows=4, length=40, shortest_prompt=2, longest_prompt=8)
     monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)

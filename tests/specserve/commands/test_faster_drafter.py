@@ -8,9 +8,10 @@ from specserve.commands.faster_drafter import faster_drafter_remark
 from specserve.commands.launch import _Announcer
 from specserve.processes.launch import resolve_here
 from specserve.settings.config import Config, ModelConfig, SpeculationConfig, TopologyConfig
-from specserve.settings.drafter_source import EMBEDDED_DRAFTERS
+from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, shipped_drafters
 from specserve.settings.hardware import probe
 from specserve.settings.speed_files import Asked, SpeedFile, SpeedRecord
+from specserve.settings.target_source import find_smollm2
 
 DEFAULT, OTHER = EMBEDDED_DRAFTERS / "lm", EMBEDDED_DRAFTERS / "dspark"
 DRAWN = Asked(temperature=1.0, num_tokens=64, prompts="a")
@@ -31,10 +32,11 @@ def wish_of(topology: str = "1+0", **speculation: object) -> Config:
 
 
 def keep(
-    drafter: Path, figure: tuple[float, float, float], asked=DRAWN, head=None, topology="1+0"
-) -> None:
+    drafter: Path | str, figure: tuple[float, float, float], asked=DRAWN, head=None,
+    topology="1+0", wish: Config | None = None,
+) -> None:  # fmt: skip
     """As if `specserve calibrate` had measured it: value, low and high."""
-    config = resolve_here(wish_of(topology))
+    config = resolve_here(wish or wish_of(topology))
     head = None if head is None else str(head)
     file = SpeedFile(config, asked, probe(), drafter=str(drafter), local_head=head)
     value, low, high = figure
@@ -79,6 +81,25 @@ def test_a_drafter_of_ones_own_is_named_by_its_folder_as_a_shell_takes_it(tmp_pa
     assert told.startswith(
         f"{own} and {head} was measured to be 1.90 [1.80, 2.00] times as fast here"
     )
+
+
+def test_prompt_lookup_may_be_the_default_one(tmp_path, monkeypatch):
+    """As it is for SmolLM2 on a CPU, from whatever folder it was measured."""
+    target = find_smollm2()
+    if target is None:
+        pytest.skip("SmolLM2 is not installed")
+    wish = Config(
+        model=ModelConfig(target="smollm2"),
+        topology=TopologyConfig(topology="1+0", device="cpu", oversubscribe=True),
+        speculation=SpeculationConfig(mode="sync"),
+    )
+    keep("ngram", (1.2, 1.1, 1.3), wish=wish)
+    monkeypatch.chdir(tmp_path)
+    keep(shipped_drafters(target)["lm"], (1.5, 1.4, 1.6), wish=wish)
+    told = remark(wish) or ""
+    assert told.startswith("lm was measured to be 1.50 [1.40, 1.60] times as fast here as plain")
+    assert "the default drafter ngram 1.20 [1.10, 1.30] times" in told
+    assert told.endswith("--drafter lm")
 
 
 def test_the_drafter_that_runs_stays_the_default_one():

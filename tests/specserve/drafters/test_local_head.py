@@ -76,6 +76,23 @@ def test_a_recurrent_head_is_added_from_the_second_token_on(config, mode, target
     torch.testing.assert_close(recorders[1].logits, expected, atol=2e-5, rtol=2e-5)
 
 
+def test_what_a_published_head_leaves_open_is_told_when_its_dflash_is_loaded(target, tmp_path):
+    folder = write_drafter(tmp_path / "dflash", DFLASH)
+    head = write_head(tmp_path / "head", {**GRU, **MARKOV})
+    counts = load_file(head / "model.safetensors")["unigram_counts"]
+    change_tensors(head, unigram_counts=None)
+    given = LocalHeadOptions(0.5, 0.2, LocalHeadKind.MARKOV, counts)
+    loaded = load_drafter(folder, target, options(local_head=head, fusion=given))
+    expected = load(head, target, alpha=0.5, beta=0.2, kind=LocalHeadKind.MARKOV, counts=counts)
+    assert isinstance(loaded.head, LocalMarkovHead)
+    base, token = torch.randn(1, 3, 64), torch.tensor([9])
+    found, wanted = (
+        part.begin(torch.zeros(1, 3, 1), base.clone()).logits(1, token)
+        for part in (loaded.head, expected)
+    )
+    assert torch.equal(found, wanted)
+
+
 def test_a_markov_head_is_recognised_by_its_tensors(target, tmp_path):
     folder = write_head(tmp_path / "head", MARKOV, embed_dim=None, gru_hidden_dim=None)
     head = load(folder, target)

@@ -149,3 +149,11 @@ def test_too_few_chats_none_and_no_folder_are_refused(tmp_path):
     ChatStore(empty).add(1, [Exchange(0, 1.0, [1, 2], [3, 4])], 200)
     with pytest.raises(InvalidField, match="tokens are too few for training, 1024 needed"):
         chats(empty, 200)
+
+
+def test_chats_whose_held_out_windows_have_no_answer_are_refused(tmp_path):
+    held_out = next(n for n in range(99) if is_held_out(Exchange(n, 1.0, [1], [2])))
+    exchanges = [Exchange(n, 1.0, [1] * 300, [2] * 100) for n in range(held_out + 1)]
+    ChatStore(tmp_path).add(held_out + 1, exchanges, 200)
+    with pytest.raises(InvalidField, match=r"no answer in what is held out.*train data writes"):
+        chats(tmp_path, 200)

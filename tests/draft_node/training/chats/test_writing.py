@@ -71,3 +71,20 @@ def test_a_run_that_goes_on_asks_no_question_again(tmp_path, tokenizer):
 def test_a_feed_that_repeats_itself_for_ever_holds_up_nobody(tmp_path, tokenizer):
     about = itertools.cycle(["What does this function do? def f(): pass"])
     assert len(write(tmp_path, tokenizer, 200, about)) > 2
+
+
+def test_chats_that_are_under_way_are_counted(tmp_path, tokenizer):
+    begun = list[int]()
+
+    class Watched(Service):
+        async def generate(self, prompt: object, **options: object) -> Completion:
+            begun.append(writer.num_begun)
+            return ANSWER
+
+    config = WritingConfig(1, 3, 1, seed=0, sources_every=0, follow_up_every=0)
+    feeds, questions = QuestionFeeds(iter(QUESTIONS), iter(())), Questions(Overlap([], "--exclude"))
+    client, store = cast(AsyncClient, Watched()), ChatStore(tmp_path)
+    writer = ChatWriter(client, tokenizer, store, questions, feeds, config, 8192)
+    asyncio.run(writer.run(lambda count: None))
+    assert begun[0] >= 1
+    assert writer.num_begun == store.next_number == 3
