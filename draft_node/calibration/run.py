@@ -116,17 +116,18 @@ def _measure(job: Job) -> tuple[list[Text], Samples, dict[str, list[float]]]:
 
 def _prepared(job: Job) -> tuple[list[Prompt], _Pair]:
     """What is asked, and who answers and drafts."""
-    model = _load_target(job)
     room = job.num_tokens + max(_BLOCK, min(job.gamma or 0, _MOST_GAMMA)) + _PAGE
-    max_len = model.config.max_position_embeddings - room
+    spec = read_spec(job.target)
+    max_len = spec.max_position_embeddings - room
     if max_len < 1:
         raise InvalidField("--num-tokens", f"{job.num_tokens} leave no room for a prompt")
+    # Before weights are read, which takes longer than to find that these are no prompts.
     if job.data is None:
         prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
     else:
-        prompts = held_out_requests(job.data, job.num_prompts, max_len, model.config.vocab_size)
+        prompts = held_out_requests(job.data, job.num_prompts, max_len, spec.vocab_size)
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
-    return prompts, _load_pair(job, model, longest)
+    return prompts, _load_pair(job, _load_target(job), longest)
 
 
 def _kind(job: Job, temperature: float) -> str:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from draft_node.training.chats import sources
 from draft_node.training.chats.overlap import Overlap
 from draft_node.training.chats.questions import Questions, read_questions
-from draft_node.training.chats.store import MANIFEST, ChatStore
+from draft_node.training.chats.store import MANIFEST, ChatStore, too_few_held_out
 from draft_node.training.chats.writing import (
     TEMPERATURES,
     ChatWriter,
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     what, exit_code = "the same command with more --tokens goes on", 0
     try:
         with ExitStack() as stack:
-            with underway("starting a service"):
+            with underway(f"starting a service of {target.name}"):
                 flags = _service_flags(arguments, target)
                 address = stack.enter_context(local_service(flags))
             writer = _Writing(tokenizer, store, questions, feeds, config, vocab_size, console)
@@ -111,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     num_tokens = sum(exchange.num_tokens for exchange in store.exchanges())
     found = f"{num_tokens:,} tokens of {store.next_number:,} chats in {arguments.out}"
     console.print(f"{found}; {what}", soft_wrap=True, highlight=False)
+    if (remark := too_few_held_out(store)) is not None:
+        console.print(remark, soft_wrap=True, highlight=False)
     return exit_code
 
 

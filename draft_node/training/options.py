@@ -29,7 +29,7 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     """What to train for, on what, for how long (`minutes` by default)."""
     parser.add_argument(
         "--target", type=_model, default=EMBEDDED_TARGET, metavar="MODEL",
-        help="folder, .gguf file, smollm2 or tiny (default: tiny)",
+        help="folder, .gguf file, hub id, smollm2 or tiny (default: tiny)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     budget = parser.add_mutually_exclusive_group()
@@ -108,7 +108,8 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(name: str) -> Path:
-    if name not in (SMOLLM2, TINY):
+    """For argparse: a path as it was typed, which the drafter's card repeats; else as located."""
+    if name not in (SMOLLM2, TINY) and Path(name).exists():
         return Path(name)
     try:
         return locate_model(name, "--target")

@@ -29,6 +29,7 @@ from draft_node.training.text_source import TextConfig, TextSource
 from draft_node.training.trainable import Trainable
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 from specserve.processes.process import keep_freed_memory
+from specserve.settings.target_source import EMBEDDED_TARGET, TINY
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def train(
     `job_of` raises InvalidField naming the flag that is wrong.
     """
     console = start_logging()
-    log.info("%s for the target %s", arguments.kind, arguments.target)
+    log.info("%s for the target %s", arguments.kind, _name(arguments.target))
     if is_cpu(arguments.device):
         keep_freed_memory()
     texts = TextConfig.of(arguments)
@@ -95,6 +96,11 @@ def train(
             write_curves(trainer.progress.history, arguments.out)
             log.info("exported step %d to %s", trainer.progress.step, arguments.out)
     return 0
+
+
+def _name(target: Path) -> str:
+    """As --target names it: by default another model is trained for than `launch` serves."""
+    return f"{TINY} (--target names another)" if target == EMBEDDED_TARGET else str(target)
 
 
 def _threads(arguments: argparse.Namespace) -> int:

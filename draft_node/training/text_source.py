@@ -20,7 +20,15 @@ from torch import Tensor
 
 from draft_node.training import dataset
 from draft_node.training.batches import WINDOW, encode_stream, tokens_of
-from draft_node.training.chats.store import MANIFEST, Exchange, chats_in, is_held_out, stream_of
+from draft_node.training.chats.store import (
+    LEAST_HELD_OUT,
+    MANIFEST,
+    Exchange,
+    chats_in,
+    is_held_out,
+    stream_of,
+    too_few_held_out,
+)
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
 from draft_node.training.self_text import Pool, SelfTextConfig, weights_digest
@@ -121,17 +129,17 @@ def _gathered(target: FrozenTarget, config: TextConfig) -> TextSource:
 def chats(folder: Path, vocab_size: int) -> TextSource:
     """The chats in a folder. Raises InvalidField if it holds too few, or ids of other models."""
     parts: dict[bool, list[Exchange]] = {False: [], True: []}
-    for exchange in chats_in(folder).exchanges():
+    store = chats_in(folder)
+    for exchange in store.exchanges():
         parts[is_held_out(exchange)].append(exchange)
     (training, starts), (held_out, _) = (stream_of(parts[held]) for held in (False, True))
-    for what, stream, least in (
-        ("training", training, _SHORTEST), ("what is held out", held_out, _SHORTEST // 4),
-    ):  # fmt: skip
-        if len(stream) < least:
-            problem = f"{len(stream)} tokens are too few for {what}, {least} needed"
-            raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
+    if len(training) < _SHORTEST:
+        problem = f"{len(training)} tokens are too few for training, {_SHORTEST} needed"
+        raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
+    if (problem := too_few_held_out(store)) is not None:
+        raise InvalidField("--data", f"{folder}: {problem}")
     # Figures are those of whole windows.
-    if not (held_out[: max(_SHORTEST // 4, (len(held_out) - 1) // WINDOW * WINDOW)] >= 0).any():
+    if not (held_out[: max(LEAST_HELD_OUT, (len(held_out) - 1) // WINDOW * WINDOW)] >= 0).any():
         problem = "no answer in what is held out, whose few requests are long"
         raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
     if (most := max(max(part.max(), ~part.min()) for part in (training, held_out))) >= vocab_size:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from types import FrameType
 
+from specserve.errors import InvalidField
+
 HELP = "train a drafter for a target, or write the chats to train it on"
 EXAMPLES = """examples:
   specserve train data --out chats --tokens 1000000              chats that the target writes
@@ -30,12 +32,18 @@ _SIGNAL_EXIT = 128  # shells add the number of the signal that ended a command
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The kind; everything behind it is the kind's own."""
-    parser.add_argument("kind", choices=KINDS, help="what to train; its flags follow")
+    # "?": else argparse would ask for the flags, too, and name no kind.
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to train; its flags follow")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; the exit code is the training's: 0 done, 1 failed, 2 bad usage, 130 stopped."""
+    """Train; the exit code is the training's: 0 done, 1 failed, 2 bad usage, 130 stopped.
+
+    Raises InvalidField without a kind.
+    """
+    if arguments.kind is None:
+        raise InvalidField("kind", f"is missing; type specserve train {'|'.join(KINDS)}")
     # -P: the working folder must not shadow any module.
     words = [sys.executable, "-P", "-m", MODULE, arguments.kind, *arguments.flags]
     # A session of its own: Ctrl-C reaches it once, through here.

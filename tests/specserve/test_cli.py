@@ -81,6 +81,7 @@ def test_the_version_is_printed(specserve):
             "unrecognized arguments: Qwen/Qwen3-0.6B; a model is named by --target",
         ),
         (("generate", "--target", "/proc", "x"), "model.target: /proc is no model folder"),
+        (("train",), "kind: is missing; type specserve train data|dspark|dflash|eagle3|"),
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
         (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),
         (

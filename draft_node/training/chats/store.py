@@ -6,6 +6,8 @@ several requests, one for each of its answers, and a number whose chat came to n
 A part is written whole or not at all, so that a run that was stopped goes on behind the last.
 """
 
+import itertools
+import math
 import os
 import re
 import zipfile
@@ -22,6 +24,7 @@ from specserve.errors import InvalidField
 
 MANIFEST = "data.json"  # beside the parts: who wrote them, and how
 HELD_OUT_EVERY = 20  # one chat in so many is never trained on
+LEAST_HELD_OUT = 256  # tokens, by which a training is judged
 
 _FIELD = "--data"
 _SHORT = 32  # tokens at a request's end that no window begins for
@@ -85,7 +88,26 @@ def is_held_out(exchange: Exchange) -> bool:
 
     By a hash: kinds of chats take turns by their numbers, and every kind is held out alike.
     """
-    return zlib.crc32(exchange.number.to_bytes(8, "little")) % HELD_OUT_EVERY == 0
+    return _is_number_held_out(exchange.number)
+
+
+def _is_number_held_out(number: int) -> bool:
+    return zlib.crc32(number.to_bytes(8, "little")) % HELD_OUT_EVERY == 0
+
+
+def too_few_held_out(store: ChatStore) -> str | None:
+    """What to tell people who cannot train on these chats, because too little is held out."""
+    exchanges = list(store.exchanges())
+    found = sum(exchange.num_tokens for exchange in exchanges if is_held_out(exchange))
+    if found >= LEAST_HELD_OUT:
+        return None
+    number = next(n for n in itertools.count(store.next_number) if _is_number_held_out(n))
+    of_one = sum(exchange.num_tokens for exchange in exchanges) / max(1, store.next_number)
+    enough = math.ceil((number + 1) * of_one / 1000) * 1000
+    return (
+        f"{found} tokens held out (one chat in {HELD_OUT_EVERY}) are too few to train, "
+        f"{LEAST_HELD_OUT} needed; specserve train data with --tokens {enough} should do"
+    )
 
 
 def stream_of(exchanges: Iterable[Exchange]) -> tuple[np.ndarray, np.ndarray]:

@@ -97,6 +97,7 @@ class ChatWriter:
         self._vocab_size = vocab_size
         self._finished: dict[int, list[Exchange]] = {}
         self._next = store.next_number  # the chat that is begun next
+        self._num_under_way, self._num_ended, self._written = 0, 0, 0  # chats; tokens of them
         self.num_tokens = sum(exchange.num_tokens for exchange in store.exchanges())
 
     @property
@@ -124,13 +125,27 @@ class ChatWriter:
             self._keep(least=1)
 
     async def _keep_chatting(self, report: Callable[[int], None]) -> None:
-        while self.num_tokens < self._config.num_tokens:
+        while self._foreseen_tokens() < self._config.num_tokens:
             number, self._next = self._next, self._next + 1
+            self._num_under_way += 1
             exchanges = await self._chat(number)
+            self._num_under_way -= 1
             self._finished[number] = exchanges
-            self.num_tokens += sum(exchange.num_tokens for exchange in exchanges)
+            self._num_ended += 1
+            num_tokens = sum(exchange.num_tokens for exchange in exchanges)
+            self._written += num_tokens
+            self.num_tokens += num_tokens
             report(self.num_tokens)
             self._keep(least=PER_PART)
+
+    def _foreseen_tokens(self) -> float:
+        """Tokens when the chats under way have ended, if they are as long as those before.
+
+        Whoever is asked for little would else write as many chats as run at once. Where they come
+        out shorter, the last of them goes on with others.
+        """
+        mean = self._written / self._num_ended if self._num_ended else self._config.max_tokens
+        return self.num_tokens + self._num_under_way * mean
 
     def _keep(self, least: int) -> None:
         """Store the chats that are finished in a row, if there are at least so many."""

@@ -187,6 +187,7 @@ def test_what_cannot_be_is_refused_before_a_weight_is_read(flags, train, monkeyp
         (("--markov", "none"), "--confidence: markov: there is no Markov head"),
         (("--markov", "none", "--confidence", "none"), "--markov: none: a DSpark without heads"),
         (("--target", "/proc"), "--target: model.target: /proc is no model folder"),
+        (("--target", "smollm"), "--target: 'smollm' is none of: a folder, a .gguf file, a hub"),
         (("--device", "tpu"), "--device: tpu:"),
         (("--init", "/proc"), "--init: /proc is no model folder, config.json is missing"),
         (("--text", "/nowhere"), "--text: /nowhere: no such file or folder"),

@@ -42,7 +42,11 @@ def parse(kind, module, words):
 
 
 @pytest.mark.parametrize(("kind", "module", "flags"), CASES)
-def test_a_command_says_everything_that_is_not_by_default(kind, module, flags):
+def test_a_command_says_everything_that_is_not_by_default(
+    kind, module, flags, tmp_path, monkeypatch
+):
+    (tmp_path / "t").mkdir()
+    monkeypatch.chdir(tmp_path)
     words = [*shlex.split(f"{EVERYWHERE} {flags}"), "--out", "drafter"]
     given = parse(kind, module, words)
     command = command_line(given, module.add_options)

@@ -157,3 +157,13 @@ def test_chats_whose_held_out_windows_have_no_answer_are_refused(tmp_path):
     ChatStore(tmp_path).add(held_out + 1, exchanges, 200)
     with pytest.raises(InvalidField, match=r"no answer in what is held out.*train data writes"):
         chats(tmp_path, 200)
+
+
+def test_who_has_too_little_held_out_is_told_how_many_tokens_will_do(tmp_path):
+    store = ChatStore(tmp_path)
+    store.add(8, [Exchange(n, 0.0, (1,) * 100, (2,) * 290) for n in range(8)], 100)
+    said = "0 tokens held out .* 256 needed; .* --tokens 13000 should do"  # chat 30 is the first
+    with pytest.raises(InvalidField, match=said):
+        chats(tmp_path, 100)
+    store.add(31, [Exchange(n, 0.0, (1,) * 100, (2,) * 290) for n in range(8, 31)], 100)
+    assert len(chats(tmp_path, 100).held_out["chat"]) == 390

@@ -35,6 +35,7 @@ class Service:
     """Of an `AsyncClient` what a writer asks for."""
 
     async def generate(self, prompt: object, **options: object) -> Completion:
+        await asyncio.sleep(0)  # others ask meanwhile
         return ANSWER
 
 
@@ -46,11 +47,23 @@ def tokenizer() -> Iterator[TextTokenizer]:
 
 
 def write(
-    folder: Path, tokenizer: TextTokenizer, num_tokens: int, about: Iterator[str] | None = None
+    folder: Path,
+    tokenizer: TextTokenizer,
+    num_tokens: int,
+    about: Iterator[str] | None = None,
+    *,
+    at_once: int = 2,
+    max_tokens: int = 1,
 ) -> list[list[int]]:
     """The prompts in the folder after a run, each of one question out of the same list."""
-    every = 0 if about is None else 2
-    config = WritingConfig(num_tokens, 2, 1, seed=0, sources_every=every, follow_up_every=0)
+    config = WritingConfig(
+        num_tokens,
+        at_once,
+        max_tokens,
+        seed=0,
+        sources_every=0 if about is None else 2,
+        follow_up_every=0,
+    )
     feeds = QuestionFeeds(iter(QUESTIONS), about or iter(()))
     questions = Questions(Overlap([], "--exclude"))
     client = cast(AsyncClient, Service())
@@ -81,10 +94,16 @@ def test_chats_that_are_under_way_are_counted(tmp_path, tokenizer):
             begun.append(writer.num_begun)
             return ANSWER
 
-    config = WritingConfig(1, 3, 1, seed=0, sources_every=0, follow_up_every=0)
+    config = WritingConfig(3, 3, 1, seed=0, sources_every=0, follow_up_every=0)
     feeds, questions = QuestionFeeds(iter(QUESTIONS), iter(())), Questions(Overlap([], "--exclude"))
     client, store = cast(AsyncClient, Watched()), ChatStore(tmp_path)
     writer = ChatWriter(client, tokenizer, store, questions, feeds, config, 8192)
     asyncio.run(writer.run(lambda count: None))
     assert begun[0] >= 1
     assert writer.num_begun == store.next_number == 3
+
+
+def test_who_wants_little_gets_little_however_many_chats_run_at_once(tmp_path, tokenizer):
+    few = write(tmp_path, tokenizer, 200, at_once=30, max_tokens=50)
+    assert sum(len(prompt) + 1 for prompt in few) >= 200  # an answer is one token, not 50
+    assert len(few) < 15
