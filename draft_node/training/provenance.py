@@ -17,6 +17,7 @@ import torch
 from draft_node.training.chats.store import MANIFEST
 from draft_node.training.checkpoint import Progress
 from draft_node.training.self_text import weights_digest
+from draft_node.training.use import commands_with
 from specserve.models.config import read_json
 from specserve.models.gguf.container import GgufFile
 from specserve.settings.target_source import GGUF_SUFFIX
@@ -36,6 +37,7 @@ class RunRecord:
     origin: str = ""  # sentences of `origin`
     earlier: tuple[str, ...] = ()  # commands that made what the run went on from, the first first
     copied: tuple[int, ...] = ()  # the target's layers as which the weights' own layers began
+    use: tuple[str, ...] = ()  # commands that calibrate and serve what the run has made
 
     @staticmethod
     def of(
@@ -60,6 +62,7 @@ class RunRecord:
             origin=origin(arguments, layers),
             earlier=tuple(command for command in commands if isinstance(command, str)),
             copied=layers,
+            use=commands_with(arguments, arguments.out.name),
         )
 
     def beside(self, figures: Mapping[str, object]) -> dict[str, object]:
@@ -128,10 +131,11 @@ def licence_of(target: Path) -> str | None:
 
 
 def provenance(record: RunRecord) -> str:
-    """The last two sections of a model card."""
+    """The last sections of a model card."""
     earlier = "; `--init` is what the commands above the last one made" if record.earlier else ""
-    return _SECTIONS.format(
-        origin=record.origin, steps=record.steps, tokens=record.tokens / 1e6, earlier=earlier,
+    use = _USE.format(commands="\n    ".join(record.use)) if record.use else ""
+    return use + _SECTIONS.format(
+        origin=record.origin, steps=record.steps, tokens=record.tokens, earlier=earlier,
         minutes=record.active_minutes, commands="\n    ".join((*record.earlier, record.command)),
         machine=f"{platform.machine()}, torch {torch.__version__}, "
                 f"Python {platform.python_version()}",
@@ -139,6 +143,12 @@ def provenance(record: RunRecord) -> str:
     )  # fmt: skip
 
 
+_USE = """\
+## How to use it
+
+    {commands}
+
+"""
 _SECTIONS = """\
 ## Where it comes from
 
@@ -146,7 +156,7 @@ _SECTIONS = """\
 
 ## Training
 
-{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date});
+{steps:,} steps, {tokens:,} tokens, {minutes:.1f} active minutes ({machine}, {date});
 `curve.csv` has its curves{earlier}.
 
     {commands}

@@ -28,6 +28,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import TextConfig, TextSource
 from draft_node.training.trainable import Trainable
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from draft_node.training.use import commands_with
 from specserve.processes.process import keep_freed_memory
 from specserve.settings.target_source import EMBEDDED_TARGET, TINY
 
@@ -95,6 +96,7 @@ def train(
             job.export(trainer, source, command)
             write_curves(trainer.progress.history, arguments.out)
             log.info("exported step %d to %s", trainer.progress.step, arguments.out)
+            log.info("next: %s", "\n      ".join(commands_with(arguments, str(arguments.out))))
     return 0
 
 

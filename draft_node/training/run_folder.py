@@ -21,6 +21,7 @@ from specserve.processes.run_dir import make_output_folder
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
+_REPLACED = ("model.safetensors", "config.json", "README.md")  # among what is exported
 
 
 def _fast(device: str) -> torch.dtype | None:
@@ -74,10 +75,28 @@ def claim(arguments: argparse.Namespace, ranks: Ranks | None = None) -> Generato
             (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
         if is_begun(folder):
             run_settings.refuse_changes(folder, settings, arguments.out)
+        else:
+            _refuse_others_files(arguments)
         run_settings.store(folder, settings)
         if ranks is not None:
             ranks.wait()
         yield folder
+
+
+def _refuse_others_files(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField if --out has files that the run would replace, and did not write.
+
+    --restart, and --init with the same folder, say that they may be lost; a target's never.
+    """
+    out: Path = arguments.out.resolve()
+    if out == arguments.target.resolve():
+        raise InvalidField("--out", f"{arguments.out} is the target's folder; choose another")
+    initial: Path | None = getattr(arguments, "init", None)
+    if arguments.restart or (initial is not None and initial.resolve() == out):
+        return
+    if found := [name for name in _REPLACED if (out / name).exists()]:
+        problem = f"{arguments.out} has a {found[0]} that is not of this run"
+        raise InvalidField("--out", f"{problem}; choose another folder, or --restart replaces it")
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:

@@ -143,7 +143,8 @@ def chats(folder: Path, vocab_size: int) -> TextSource:
         problem = "no answer in what is held out, whose few requests are long"
         raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
     if (most := max(max(part.max(), ~part.min()) for part in (training, held_out))) >= vocab_size:
-        raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
+        problem = f"the target has no token {most}: not its chats; --target names their model"
+        raise InvalidField("--data", f"{folder}: {problem}")
     log.info("chats: %d requests, %d tokens, %d answers' tokens",
              len(parts[False]), len(training), (training >= 0).sum())  # fmt: skip
     return TextSource({_CHAT: training}, {_CHAT: held_out}, (_CHAT,), {_CHAT: starts})

@@ -239,7 +239,8 @@ def _check_fits(
     ours, theirs = spec.decoder, target.spec
     if ours.vocab_size != theirs.vocab_size:
         raise Unsupported(
-            f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}"
+            f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}; a "
+            "drafter drafts for the model it was made for alone, which --target names"
         )
     if isinstance(spec, LanguageModelSpec):
         if not spec.embeddings_stored and ours.hidden_size != theirs.hidden_size:

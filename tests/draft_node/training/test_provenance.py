@@ -8,11 +8,13 @@ import pytest
 
 from draft_node.training.checkpoint import Progress
 from draft_node.training.provenance import RunRecord, licence_of, origin, provenance
+from draft_node.training.use import commands_with
 from specserve.settings.target_source import EMBEDDED_TARGET, find_smollm2
 
 
 def flags(target: Path, **others: object) -> argparse.Namespace:
-    plain = {"data": None, "text": None, "init": None, "self_text": 0.5}
+    plain = {"kind": "lm", "out": Path("out"), "data": None, "text": None, "init": None}
+    plain |= {"self_text": 0.5, "fuse_with": None}
     return argparse.Namespace(target=target, **(plain | others))
 
 
@@ -62,7 +64,7 @@ def test_a_card_ends_with_the_command():
     record = RunRecord("specserve train lm", EMBEDDED_TARGET.name, 3, 4_000_000, 0.5, "From there.")
     text = provenance(record)
     assert "From there." in text
-    assert "3 steps, 4.0M tokens, 0.5 active minutes" in text
+    assert "3 steps, 4,000,000 tokens, 0.5 active minutes" in text
     assert text.endswith("\n    specserve train lm\n")
 
 
@@ -87,3 +89,12 @@ def test_what_a_run_went_on_from_is_told_command_by_command(tmp_path):
 def test_a_start_that_says_nothing_is_no_error(tmp_path):
     record = RunRecord.of(flags(EMBEDDED_TARGET, init=tmp_path), Progress(), "a command")
     assert record.earlier == ()
+
+
+def test_a_card_says_what_to_type_with_a_head_beside_whatever_it_was_fused_with(tmp_path):
+    given = flags(EMBEDDED_TARGET, kind="local-head", data=Path("chats"), fuse_with=Path("flash"))
+    text = provenance(RunRecord.of(given, Progress(), "a command"))
+    assert "    specserve calibrate --target tiny --drafter flash --local-head out --data" in text
+    assert "    specserve launch --target tiny --drafter flash --local-head out\n" in text
+    given = flags(tmp_path)
+    assert commands_with(given, "mine")[1] == f"specserve launch --target {tmp_path} --drafter mine"

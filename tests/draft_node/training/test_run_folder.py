@@ -180,3 +180,24 @@ def test_a_torn_checkpoint_is_refused_with_the_way_out(tmp_path):
     path.write_bytes(b"torn")
     with pytest.raises(Unsupported, match=r"cannot be read .*; --restart forgets it"):
         load(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "README.md"])
+def test_files_of_somebody_else_are_not_replaced_unless_asked(name, begin, tmp_path):
+    (out := tmp_path / "a" / "drafter").mkdir(parents=True)
+    (out / name).write_text("somebody's")
+    with pytest.raises(InvalidField, match=f"--out: a/drafter has a {name} that is not of this"):
+        begin("lm")
+    begin("lm", "--restart")
+    begin("lm")  # the run's own now
+
+
+def test_nothing_is_written_into_the_targets_folder(begin):
+    for flags in ((), ("--restart",), ("--init", "target")):
+        with pytest.raises(InvalidField, match="--out: target is the target's folder"):
+            begin("lm", *flags, out="target")
+
+
+def test_a_drafter_may_be_gone_on_from_into_its_own_folder(begin, tmp_path):
+    write_target(tmp_path / "a" / "drafter")
+    begin("lm", "--init", "a/drafter")
