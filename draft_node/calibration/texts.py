@@ -16,6 +16,8 @@ from specserve.sampling.sampling import NO_TOKEN, sample
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
+_LEAST_PROMPTS = 2  # half are fitted, half evaluate
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -74,7 +76,10 @@ def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -
     )
     if len(found) < count:
         problem = f"{count}: {folder} has {len(found)} held-out requests"
-        raise InvalidField("--num-prompts", f"{problem}; ask for so many, or write more chats")
+        what_to_do = "write more chats by specserve train data"
+        if len(found) >= _LEAST_PROMPTS:
+            what_to_do = f"type --num-prompts {len(found)}, or {what_to_do}"
+        raise InvalidField("--num-prompts", f"{problem}; {what_to_do}")
     if (most := max(map(max, found))) >= vocab_size:
         raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
     # Kinds of chats take turns, but not evenly: the first few would be of one kind.

@@ -241,7 +241,8 @@ def test_chats_give_requests_that_no_training_learns(tmp_path):
     assert few[0] == held_out[0]
     assert few[-1] in held_out[-len(held_out) // 3 :]
     too_many = len(held_out) + 1
-    with pytest.raises(InvalidField, match=f"--num-prompts: .* has {len(held_out)} held-out"):
+    told = f"has {len(held_out)} held-out requests; type --num-prompts {len(held_out)}, or write"
+    with pytest.raises(InvalidField, match=f"--num-prompts: .* {told}"):
         held_out_requests(tmp_path, too_many, 29, 64)
     assert long in {p.token_ids for p in held_out_requests(tmp_path, too_many, 30, 64)}
     with pytest.raises(InvalidField, match=r"--data: .* has no token"):
