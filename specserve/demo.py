@@ -69,6 +69,7 @@ def _demonstrate(say: Callable[[str, bool], None]) -> int:
 def _serve(flags: list[str], answers: list[Answer], say: Callable[[str, bool], None]) -> bool:
     """One service from start to stop; what it answers is added to `answers`."""
     _say(f"$ specserve launch {' '.join(flags)} --port 0 --log-level warning\n")
+    _say("(loads the model; at its first start here it is measured, too, which takes longer)\n")
     try:
         with local_service(flags) as address:
             _say(f"listening on {address}\n")

@@ -58,7 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive_int, required=True, metavar="N",
         help="of all requests and answers together")  # fmt: skip
     add("--prompts", type=Path, metavar="FILE",
-        help="questions to ask first: JSON lines (prompt, question, turns), or text")  # fmt: skip
+        help="questions to ask first: text, or JSON lines (prompt, question, turns, messages, "
+        "conversations), of which the first that a user says is asked")  # fmt: skip
     add("--exclude", type=Path, nargs="+", default=[], metavar="FILE",
         help="text of which no question may have eight words in a row")  # fmt: skip
     add("--sources", type=whole_number(0, 100), default=4, metavar="N",

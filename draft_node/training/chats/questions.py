@@ -15,6 +15,7 @@ _NO_WORD = re.compile(r"\W+")
 _COMPARED = 80  # characters, letters and digits alone: more is the same question in other words
 _FLAG = "--prompts"
 _NAMES = ("prompt", "question", "instruction", "text")
+_TURNS = ("turns", "messages", "conversations")  # the last is ShareGPT's, of "from" and "value"
 
 
 class Questions:
@@ -57,13 +58,13 @@ def _question(line: str, place: str) -> str:
         found: dict[str, Any] = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidField(_FLAG, f"{place} is no JSON: {error}") from error
-    turns = found.get("turns", found.get("messages"))
+    turns = next((found[name] for name in _TURNS if name in found), None)
     said = [_words(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
     first = next((words for words in said if words is not None), None)
     for text in (*(found.get(name) for name in _NAMES), first):
         if isinstance(text, str) and text.strip():
             return text.strip()
-    known = ", ".join((*_NAMES, "turns", "messages"))
+    known = ", ".join((*_NAMES, *_TURNS))
     raise InvalidField(_FLAG, f"{place} has no text in any of: {known}")
 
 
@@ -72,7 +73,8 @@ def _words(turn: Any) -> object:  # noqa: ANN401 - parsed JSON
     if not isinstance(turn, dict):
         return turn
     message = cast("dict[str, Any]", turn)
-    return message.get("content") if message.get("role", "user") == "user" else None
+    who = message.get("role", message.get("from", "user"))
+    return message.get("content", message.get("value")) if who in ("user", "human") else None
 
 
 def _key(text: str) -> str:

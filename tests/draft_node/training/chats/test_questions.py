@@ -51,8 +51,11 @@ def test_questions_are_read_from_every_kind_of_line(tmp_path):
         {"role": role, "content": text} for role, text in (("system", "be"), ("user", "four"))
     )
     lines += [json.dumps({"messages": [system, user]})]
+    said = [{"from": "gpt", "value": "Hello!"}, {"from": "human", "value": "five"}]
+    lines += [json.dumps({"conversations": said})]
     path.write_text("\n".join(lines))
-    assert list(read_questions(path)) == ["What is a monad?", "one", "two", "three", "four"]
+    found = list(read_questions(path))
+    assert found == ["What is a monad?", "one", "two", "three", "four", "five"]
     path.write_text('what\n{"id": 1}\n')
     with pytest.raises(InvalidField, match="line 2 has no text in any of: prompt, question"):
         list(read_questions(path))
