@@ -88,11 +88,7 @@ def is_held_out(exchange: Exchange) -> bool:
 
     By a hash: kinds of chats take turns by their numbers, and every kind is held out alike.
     """
-    return _is_number_held_out(exchange.number)
-
-
-def _is_number_held_out(number: int) -> bool:
-    return zlib.crc32(number.to_bytes(8, "little")) % HELD_OUT_EVERY == 0
+    return zlib.crc32(exchange.number.to_bytes(8, "little")) % HELD_OUT_EVERY == 0
 
 
 def too_few_held_out(store: ChatStore) -> str | None:
@@ -101,7 +97,8 @@ def too_few_held_out(store: ChatStore) -> str | None:
     found = sum(exchange.num_tokens for exchange in exchanges if is_held_out(exchange))
     if found >= LEAST_HELD_OUT:
         return None
-    number = next(n for n in itertools.count(store.next_number) if _is_number_held_out(n))
+    numbers = itertools.count(store.next_number)
+    number = next(n for n in numbers if is_held_out(Exchange(n, 0.0, (), ())))
     of_one = sum(exchange.num_tokens for exchange in exchanges) / max(1, store.next_number)
     enough = math.ceil((number + 1) * of_one / 1000) * 1000
     return (
