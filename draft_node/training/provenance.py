@@ -1,4 +1,4 @@
-"""Where trained weights come from, and how: the end of every model card.
+"""Where trained weights come from, how, and what to type with them: the end of every model card.
 
 Weights that are cut from a model, or learn what it writes, are derived from it, so that its licence
 goes along; and who passes them on has to name what they learned from.
@@ -7,6 +7,7 @@ goes along; and who passes them on has to name what they learned from.
 import argparse
 import datetime
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +18,18 @@ import torch
 from draft_node.training.chats.store import MANIFEST
 from draft_node.training.checkpoint import Progress
 from draft_node.training.self_text import weights_digest
-from draft_node.training.use import commands_with
 from specserve.models.config import read_json
 from specserve.models.gguf.container import GgufFile
-from specserve.settings.target_source import GGUF_SUFFIX
+from specserve.settings.target_source import (
+    EMBEDDED_TARGET,
+    GGUF_SUFFIX,
+    SMOLLM2,
+    TINY,
+    find_smollm2,
+)
 
 FIGURES = "held_out.json"  # beside the weights
+_A_DFLASH = "DFLASH"  # the folder or name of one, where nobody has said which
 
 
 @dataclass(frozen=True)
@@ -161,3 +168,22 @@ _SECTIONS = """\
 
     {commands}
 """
+
+
+def commands_with(arguments: argparse.Namespace, out: str) -> tuple[str, str]:
+    """To calibrate, and to serve, the drafter that a run with these flags has written to `out`."""
+    target = ["--target", _name(arguments.target)]
+    drafter = ["--drafter", out]
+    if arguments.kind == "local-head":
+        drafter = ["--drafter", str(arguments.fuse_with or _A_DFLASH), "--local-head", out]
+    data = [] if arguments.data is None else ["--data", str(arguments.data)]
+    return (
+        shlex.join(["specserve", "calibrate", *target, *drafter, *data]),
+        shlex.join(["specserve", "launch", *target, *drafter]),
+    )
+
+
+def _name(target: Path) -> str:
+    if target == EMBEDDED_TARGET:
+        return TINY
+    return SMOLLM2 if target == find_smollm2() else str(target)

@@ -21,6 +21,7 @@ from draft_node.training.curves import write_curves
 from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget, TargetFiles
 from draft_node.training.keep_outputs import keep_outputs, refuse_other_text
+from draft_node.training.provenance import commands_with
 from draft_node.training.ranks import Ranks
 from draft_node.training.run_folder import claim, is_begun, load_target, read_target
 from draft_node.training.running import run_until_stopped, start_logging
@@ -28,7 +29,6 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import TextConfig, TextSource
 from draft_node.training.trainable import Trainable
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
-from draft_node.training.use import commands_with
 from specserve.processes.process import keep_freed_memory
 from specserve.settings.target_source import EMBEDDED_TARGET, TINY
 

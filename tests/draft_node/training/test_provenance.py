@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from draft_node.training.checkpoint import Progress
-from draft_node.training.provenance import RunRecord, licence_of, origin, provenance
-from draft_node.training.use import commands_with
+from draft_node.training.provenance import RunRecord, commands_with, licence_of, origin, provenance
 from specserve.settings.target_source import EMBEDDED_TARGET, find_smollm2
 
 
