@@ -8,7 +8,7 @@ import argparse
 import datetime
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class RunRecord:
     origin: str = ""  # sentences of `origin`
     earlier: tuple[str, ...] = ()  # commands that made what the run went on from, the first first
     copied: tuple[int, ...] = ()  # the target's layers as which the weights' own layers began
+    epochs: Mapping[str, float] = field(default_factory=dict[str, float])  # by domain of text
 
     @staticmethod
     def of(
@@ -43,6 +44,7 @@ class RunRecord:
         progress: Progress,
         command: str,
         copied: Sequence[int] = (),
+        epochs: Mapping[str, float] | None = None,
     ) -> "RunRecord":
         """The record of a run with these flags, as far as it has come.
 
@@ -60,6 +62,7 @@ class RunRecord:
             origin=origin(arguments, layers),
             earlier=tuple(command for command in commands if isinstance(command, str)),
             copied=layers,
+            epochs={name: round(count, 2) for name, count in (epochs or {}).items()},
         )
 
     def beside(self, figures: Mapping[str, object]) -> dict[str, object]:
@@ -79,8 +82,8 @@ def origin(arguments: argparse.Namespace, copied: Sequence[int] = ()) -> str:
     terms = "" if licence is None else f" (licence {licence}, which goes along with them)"
     begun = ""
     if copied:
-        layers = ", ".join(map(str, copied))
-        begun = f" Their layers began as its layers {layers}, of which nothing was frozen."
+        layers = f"layer{'s' if len(copied) > 1 else ''} {', '.join(map(str, copied))}"
+        begun = f" Their layers began as its {layers}, of which nothing was frozen."
     if (init := getattr(arguments, "init", None)) is not None:
         begun += f" They go on from `{init.name}`."
     target = arguments.target.name
@@ -129,9 +132,11 @@ def licence_of(target: Path) -> str | None:
 
 def provenance(record: RunRecord) -> str:
     """The last two sections of a model card."""
+    read = ", ".join(f"{name} {count:g} times" for name, count in record.epochs.items())
     earlier = "; `--init` is what the commands above the last one made" if record.earlier else ""
     return _SECTIONS.format(
         origin=record.origin, steps=record.steps, tokens=record.tokens / 1e6, earlier=earlier,
+        read=f" ({read})" if read else "",
         minutes=record.active_minutes, commands="\n    ".join((*record.earlier, record.command)),
         machine=f"{platform.machine()}, torch {torch.__version__}, "
                 f"Python {platform.python_version()}",
@@ -146,7 +151,7 @@ _SECTIONS = """\
 
 ## Training
 
-{steps:,} steps, {tokens:.1f}M tokens, {minutes:.1f} active minutes ({machine}, {date});
+{steps:,} steps, {tokens:.1f}M tokens{read}, {minutes:.1f} active minutes ({machine}, {date});
 `curve.csv` has its curves{earlier}.
 
     {commands}
