@@ -110,7 +110,8 @@ def card(
 def _describe(spec: BlockSpec | Eagle3Spec) -> str:
     if isinstance(spec, Eagle3Spec):
         return f"EAGLE-3 drafter, unrolled over {spec.gamma} steps"
-    layers = f"{spec.decoder.num_layers} layers"
+    count = spec.decoder.num_layers
+    layers = f"{count} layer{'s' if count > 1 else ''}"
     if spec.markov is None and spec.confidence is None:
         return f"DFlash drafter, {layers}"
     parts = [layers]

@@ -98,7 +98,7 @@ class BlockJob:
         tokens = (each.tokens_per_round for gaps in figures.values() for each in gaps.values())
         refuse_numbers("a figure of the stored weights", tokens, progress.step)
         record = TrainingRecord(
-            **vars(RunRecord.of(arguments, progress, command, self._copied)),
+            **vars(RunRecord.of(arguments, progress, command, self._copied, trainer.epochs)),
             num_anchors=arguments.anchors,
             max_gap=arguments.max_gap,
         )

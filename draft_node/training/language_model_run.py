@@ -98,5 +98,5 @@ class LanguageModelJob:
             figures = model.evaluate({d: stream[:limit] for d, stream in source.held_out.items()})
         refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
         copied = self._arguments.cut or ()
-        record = RunRecord.of(self._arguments, progress, command, copied)
+        record = RunRecord.of(self._arguments, progress, command, copied, trainer.epochs)
         write_language_model(model, tensors, record, figures, self._arguments.out)

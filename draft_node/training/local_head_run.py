@@ -110,7 +110,7 @@ class LocalHeadJob:
         nats = (slot for slots in figures.values() for slot in slots)
         refuse_numbers("a figure of the stored weights", nats, progress.step)
         record = HeadRecord(
-            **vars(RunRecord.of(arguments, progress, command)),
+            **vars(RunRecord.of(arguments, progress, command, epochs=trainer.epochs)),
             fused_with=None if arguments.fuse_with is None else arguments.fuse_with.name,
         )
         counts = unigram_counts(source.training, source.turns, model.spec.vocab_size)

@@ -9,7 +9,7 @@ import datetime
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class RunRecord:
     earlier: tuple[str, ...] = ()  # commands that made what the run went on from, the first first
     copied: tuple[int, ...] = ()  # the target's layers as which the weights' own layers began
     use: tuple[str, ...] = ()  # commands that calibrate and serve what the run has made
+    epochs: Mapping[str, float] = field(default_factory=dict[str, float])  # by domain of text
 
     @staticmethod
     def of(
@@ -52,6 +53,7 @@ class RunRecord:
         progress: Progress,
         command: str,
         copied: Sequence[int] = (),
+        epochs: Mapping[str, float] | None = None,
     ) -> "RunRecord":
         """The record of a run with these flags, as far as it has come.
 
@@ -70,6 +72,7 @@ class RunRecord:
             earlier=tuple(command for command in commands if isinstance(command, str)),
             copied=layers,
             use=commands_with(arguments, arguments.out.name),
+            epochs={name: round(count, 2) for name, count in (epochs or {}).items()},
         )
 
     def beside(self, figures: Mapping[str, object]) -> dict[str, object]:
@@ -89,8 +92,8 @@ def origin(arguments: argparse.Namespace, copied: Sequence[int] = ()) -> str:
     terms = "" if licence is None else f" (licence {licence}, which goes along with them)"
     begun = ""
     if copied:
-        layers = ", ".join(map(str, copied))
-        begun = f" Their layers began as its layers {layers}, of which nothing was frozen."
+        layers = f"layer{'s' if len(copied) > 1 else ''} {', '.join(map(str, copied))}"
+        begun = f" Their layers began as its {layers}, of which nothing was frozen."
     if (init := getattr(arguments, "init", None)) is not None:
         begun += f" They go on from `{init.name}`."
     target = arguments.target.name
@@ -141,8 +144,10 @@ def provenance(record: RunRecord) -> str:
     """The last sections of a model card."""
     earlier = "; `--init` is what the commands above the last one made" if record.earlier else ""
     use = _USE.format(commands="\n    ".join(record.use)) if record.use else ""
+    read = ", ".join(f"{name} {count:g} times" for name, count in record.epochs.items())
     return use + _SECTIONS.format(
         origin=record.origin, steps=record.steps, tokens=record.tokens, earlier=earlier,
+        read=f" ({read})" if read else "",
         minutes=record.active_minutes, commands="\n    ".join((*record.earlier, record.command)),
         machine=f"{platform.machine()}, torch {torch.__version__}, "
                 f"Python {platform.python_version()}",
@@ -163,7 +168,7 @@ _SECTIONS = """\
 
 ## Training
 
-{steps:,} steps, {tokens:,} tokens, {minutes:.1f} active minutes ({machine}, {date});
+{steps:,} steps, {tokens:,} tokens{read}, {minutes:.1f} active minutes ({machine}, {date});
 `curve.csv` has its curves{earlier}.
 
     {commands}

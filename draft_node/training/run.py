@@ -130,7 +130,10 @@ def _trainer(
 ) -> Trainer:
     model = job.model(target, source, folder)
     batches = BatchSource(source.training, arguments.seed, turns=source.turns, starts=source.starts)
-    initial = None if is_begun(folder) else job.initial(source)
+    is_new = not is_begun(folder)
+    if is_new and ranks.is_first:
+        log.info("making the weights that training begins with")
+    initial = job.initial(source) if is_new else None
     ranks.wait()  # or one of them would find a checkpoint that another has just begun
     config = replace(job.config(), ranks=ranks)
     return Trainer(model, batches, source.held_out, folder, config, initial=initial)

@@ -66,6 +66,8 @@ class Display:
 
     def __enter__(self) -> "Display":
         self._bar.start()
+        if self._plain:
+            log.info("training")  # a line of figures comes a while later
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -78,7 +80,8 @@ class Display:
         self._bar.update(self._task, completed=elapsed, description=text)
         if self._plain:
             left = max(0.0, self._schedule.total - elapsed)
-            to_go = f"{left:.0f} steps" if self._schedule.in_steps else f"{left / 60:.1f}"
-            log.info("%s %.1f Mtok lr %.2f active %.1f min, %s to go", text,
-                     progress.tokens / 1e6, self._schedule.scale(elapsed), trainer.active_s / 60,
-                     to_go)  # fmt: skip
+            to_go = f"{left:.0f} steps" if self._schedule.in_steps else f"{left / 60:.1f} min"
+            epochs = ", ".join(f"{name} {count:.2f}" for name, count in trainer.epochs.items())
+            log.info("%s %.1f Mtok epochs (%s) lr %.2f active %.1f min, %s to go", text,
+                     progress.tokens / 1e6, epochs, self._schedule.scale(elapsed),
+                     trainer.active_s / 60, to_go)  # fmt: skip

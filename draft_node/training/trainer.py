@@ -234,6 +234,11 @@ class Trainer:
         return self.stop or schedule.finished(self.elapsed(schedule))
 
     @property
+    def epochs(self) -> dict[str, float]:
+        """How often every stream has been read."""
+        return {domain: self.batches.epochs(domain) for domain in self.batches.streams}
+
+    @property
     def active_s(self) -> float:
         """Active seconds so far."""
         return self._active.active_s

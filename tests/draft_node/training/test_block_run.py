@@ -143,6 +143,7 @@ def test_two_processes_write_one_drafter(folder, train, tmp_path):
     held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
     assert held_out["training"]["steps"] == 6
     assert held_out["training"]["tokens"] == 6 * 512
+    assert held_out["training"]["epochs"]["text"] > 0
     assert "--processes" not in held_out["training"]["command"]  # it is the same run
     # It is resumed by one alone, too, and has nothing left to do.
     assert train("dspark", *flags) == 0

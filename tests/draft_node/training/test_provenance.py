@@ -60,10 +60,13 @@ def test_text_and_what_one_goes_on_from_are_named(tmp_path):
 
 
 def test_a_card_ends_with_the_command():
-    record = RunRecord("specserve train lm", EMBEDDED_TARGET.name, 3, 4_000_000, 0.5, "From there.")
+    record = RunRecord(
+        "specserve train lm", EMBEDDED_TARGET.name, 3, 4_000_000, 0.5, "From there.",
+        epochs={"chat": 2.5},
+    )  # fmt: skip
     text = provenance(record)
     assert "From there." in text
-    assert "3 steps, 4,000,000 tokens, 0.5 active minutes" in text
+    assert "3 steps, 4,000,000 tokens (chat 2.5 times), 0.5 active minutes" in text
     assert text.endswith("\n    specserve train lm\n")
 
 
