@@ -43,9 +43,7 @@ def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
 
 
 def refuse_unless_dflash(folder: Path, target: TargetFiles, flag: str) -> None:
-    """Raise InvalidField unless a local head of the target's vocabulary can be added to it."""
+    """Raise InvalidField unless a local head can be added to it."""
     spec = given_spec(folder, target, flag)
     if not isinstance(spec, BlockSpec) or spec.markov is not None or spec.confidence is not None:
         raise InvalidField(flag, f"{folder}: a local head can only be added to a DFlash")
-    if spec.reduces_vocab:
-        raise InvalidField(flag, f"{folder}: its vocabulary is only a part of the target's")

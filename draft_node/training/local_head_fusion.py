@@ -142,6 +142,7 @@ class _Loop:
             dtype=torch.float32,
             backend=choose_backend(self._device),
             options=LocalHeadOptions(alpha, beta),
+            target_ids=self._drafter.target_ids,
         )
         samples = collect(self.target, self._drafter, texts, _CONDITIONS, recorder=self._recorder)
         return samples.accept_len

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from specserve.backends.base import Backend
 from specserve.drafters.attach_calibration import attach
@@ -144,7 +145,8 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
         if spec.markov is not None or spec.confidence is not None:
             _refuse_local_head(options)
             return load_dspark(weights, spec, **sizes)
-        return load_dflash(weights, spec, **sizes, head=_local_head(options, target))
+        known = draft_vocabulary(weights, spec.decoder.vocab_size)
+        return load_dflash(weights, spec, **sizes, head=_local_head(options, target, known))
 
 
 def load_features(
@@ -288,7 +290,9 @@ def _refuse_local_head(options: DrafterOptions) -> None:
         )
 
 
-def _local_head(options: DrafterOptions, target: TargetWeights | None) -> SerialHead | None:
+def _local_head(
+    options: DrafterOptions, target: TargetWeights | None, target_ids: Tensor | None
+) -> SerialHead | None:
     folder = options.local_head
     if folder is None:
         return None
@@ -303,6 +307,7 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
         dtype=options.dtype,
         backend=options.backend,
         options=options.fusion,
+        target_ids=target_ids,
     )
 
 
@@ -342,9 +347,7 @@ def load_dflash(
     max_positions: int,
     head: SerialHead | None = None,
 ) -> BlockDrafter:
-    """The drafter of a checked checkpoint, with a local head if one is given."""
-    if head is not None and spec.reduces_vocab:
-        raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
+    """The drafter of a checked checkpoint, with a local head of its tokens if one is given."""
     backbone = load_backbone(weights, spec, max_positions + spec.block_size)
     return BlockDrafter(
         backbone,

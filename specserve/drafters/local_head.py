@@ -113,10 +113,12 @@ def load_local_head(
     dtype: torch.dtype,
     backend: Backend,
     options: LocalHeadOptions | None = None,
+    target_ids: Tensor | None = None,
 ) -> SerialHead:
     """The head in `folder`. Raises `Unsupported` for a checkpoint that does not fit the target.
 
-    Without unigram counts beta must be 0.
+    Without unigram counts beta must be 0. `target_ids` [DV]: the tokens of the drafter's logits,
+    where it knows a part of the target's; the head is cut to them.
     """
     options = options or LocalHeadOptions()
     alpha = _first(options.alpha, spec.alpha)
@@ -131,13 +133,14 @@ def load_local_head(
         if UNIGRAM_COUNTS in checkpoint:
             counts = checkpoint.read(UNIGRAM_COUNTS)
         prior = _prior(folder, counts, _first(options.beta, spec.beta), backend.device)
+        known = slice(None) if target_ids is None else target_ids
+        prior = None if prior is None else prior[known]
         if kind is LocalHeadKind.GRU:
-            return _gru_head(weights, spec, alpha, prior)
-        return LocalMarkovHead(
-            weights.tensor(_stored(checkpoint, _MARKOV_EMBEDDING)),
-            weights.packed(weights.tensor(_stored(checkpoint, _MARKOV_OUTPUT)) * alpha),
-            prior,
-        )
+            output = _gru_output(weights, spec)[known]
+            return _gru_head(weights, spec, weights.packed(output * alpha), prior)
+        embedding = weights.tensor(_stored(checkpoint, _MARKOV_EMBEDDING))
+        output = weights.tensor(_stored(checkpoint, _MARKOV_OUTPUT))[known]
+        return LocalMarkovHead(embedding, weights.packed(output * alpha), prior)
 
 
 def _first(asked: float | None, stored: float | None) -> float:
@@ -146,8 +149,16 @@ def _first(asked: float | None, stored: float | None) -> float:
     return DEFAULT_WEIGHT if chosen is None else chosen
 
 
+def _gru_output(weights: DraftWeights, spec: LocalHeadSpec) -> Tensor:
+    """[V, r], of all the target's tokens"""
+    if not spec.through_target_head:
+        return weights.tensor("low_rank_lm_head.weight")
+    to_hidden = weights.tensor("rank_to_hidden.weight")
+    return weights.target_lm_head().float() @ to_hidden.float()
+
+
 def _gru_head(
-    weights: DraftWeights, spec: LocalHeadSpec, alpha: float, prior: Tensor | None
+    weights: DraftWeights, spec: LocalHeadSpec, output: Linear, prior: Tensor | None
 ) -> GruHead:
     target = weights.target
     assert target is not None, "a local head has a target"
@@ -156,18 +167,13 @@ def _gru_head(
             f"{weights.checkpoint.folder}: embed_dim: {spec.embed_dim}, the target's embeddings "
             f"have {target.spec.hidden_size}"
         )
-    if spec.through_target_head:
-        to_hidden = weights.tensor("rank_to_hidden.weight")
-        output = weights.target_lm_head().float() @ to_hidden.float()
-    else:
-        output = weights.tensor("low_rank_lm_head.weight")
     return GruHead(
         embedding=weights.embedding(),
         input_weight=weights.tensor("prefix_gru.weight_ih_l0"),
         state_weight=weights.tensor("prefix_gru.weight_hh_l0"),
         to_rank=weights.linear("rank_proj.weight"),
         silu=spec.silu,
-        output=weights.packed(output * alpha),
+        output=output,
         prior=prior,
     )
 

@@ -93,6 +93,19 @@ def test_what_a_published_head_leaves_open_is_told_when_its_dflash_is_loaded(tar
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("tensors", [GRU, MARKOV])
+def test_a_head_is_cut_to_the_tokens_that_its_drafter_knows(tensors, target, tmp_path):
+    folder = write_drafter(tmp_path / "dflash", DFLASH, draft_vocab_size=24)
+    head = write_head(tmp_path / "head", tensors)
+    loaded = load_drafter(folder, target, options(local_head=head))
+    whole, base, token = load(head, target), torch.randn(1, 3, 64), torch.tensor([9])
+    expected = whole.begin(torch.zeros(1, 3, 1), base.clone())
+    found = loaded.head.begin(torch.zeros(1, 3, 1), base[:, :, loaded.target_ids])
+    for slot in range(3):
+        wanted = expected.logits(slot, token)[:, loaded.target_ids]
+        torch.testing.assert_close(found.logits(slot, token), wanted)
+
+
 def test_a_markov_head_is_recognised_by_its_tensors(target, tmp_path):
     folder = write_head(tmp_path / "head", MARKOV, embed_dim=None, gru_hidden_dim=None)
     head = load(folder, target)
