@@ -185,7 +185,7 @@ def test_a_stopped_draft_does_not_outlive_a_clean_stop(supervise):
     supervised.process.send_signal(signal.SIGTERM)
     returncode, stderr = supervised.finish()
     assert returncode == 0
-    assert "draft process 1 did not stop within 2 s" in stderr
+    assert "draft process 1 did not stop within 0.5 s" in stderr
     assert supervised.alive() == []
 
 
