@@ -80,7 +80,7 @@ def test_pages_are_read_as_they_lie_and_none_beyond_the_last():
     """One process for all shapes: to start takes longer than to read."""
     shapes = [f"{dim},{tile},{num_bytes}" for dim, tile in _SHAPES for num_bytes in (4, 2)]
     words = [sys.executable, "-c", _BESIDE_A_GUARD, *shapes]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=480, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stderr.split() == shapes
 

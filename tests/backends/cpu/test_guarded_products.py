@@ -63,7 +63,7 @@ def test_nothing_beside_is_read_or_written():
     """One process for all storages: to start takes longer than to multiply."""
     names = [storage.name for storage in STORAGES]
     words = [sys.executable, "-c", _BETWEEN_GUARDS, *names]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=360, check=False)
     assert found.returncode == 0, found.stderr or found.returncode
     assert found.stderr.split() == names
     assert int(found.stdout) == len(names) * 2 * 15 * 2 * 3
