@@ -74,25 +74,22 @@ def arguments(folder: Path, *link_fds: int) -> ChildArguments:
     )
 
 
-def leader(
-    config: ResolvedConfig, given: ChildArguments, sizes: tuple[int, ...] = (1, 4)
-) -> TargetNode:
-    """`sizes`: rows of the forwards that are timed."""
+def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
     with (
         mock.patch.object(target_node.start, "TargetControl", return_value=ScriptedControl()),
         mock.patch.object(target_node.speculation.start, "DraftControlTarget", mock.MagicMock()),
         mock.patch.object(target_node.start, "signal", mock.MagicMock()),
         mock.patch.object(target_node.start, "watch") as watch,
         # A pretended forward is slow, and how slow the machine's business: the same ones anywhere.
-        mock.patch.object(target_node.planning.step_profile, "_SIZES", sizes),
-        mock.patch.object(CudaGraphBackend, "step_edges", return_value=sizes),
+        mock.patch.object(target_node.planning.step_profile, "_SIZES", (1, 2, 4, 8)),
+        mock.patch.object(CudaGraphBackend, "step_edges", return_value=(1, 2, 4, 8)),
         mock.patch.object(target_node.planning.step_profile, "_MOST_S", float("inf")),
     ):
         ranks, runner = target_node.start._build(config, given)
         node = target_node.start._leader(config, given, ranks, runner)
         target_node.start._begin_to_lead(node, config, given, StepFile(config, probe()))
         look_at_progress, *_ = watch.call_args.args
-        assert look_at_progress() >= 1 + 3 * len(sizes)  # forwards: one, and three of each size
+        assert look_at_progress() >= 1 + 3 * 4  # forwards: one, and three of each size
         return node
 
 
@@ -191,8 +188,7 @@ def test_drafters_by_default_are_those_whose_passes_are_captured():
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", [None, False])
 def test_forwards_of_a_leader_are_captured(cuda: PretendedCuda, tmp_path: Path, wish: bool | None):
-    config = with_graphs(resolved(mode="sync"), wish)
-    node = leader(config, arguments(tmp_path), sizes=(1, 2, 4, 8))
+    node = leader(with_graphs(resolved(mode="sync"), wish), arguments(tmp_path))
     passes = node.runner.passes
     assert isinstance(passes, CapturedForward) is (wish is None)
     if isinstance(passes, CapturedForward):
