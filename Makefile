@@ -16,7 +16,7 @@ EXTRAS := dev$(comma)$(if $(HAS_GPU),gpu,cpu)
 # Tests start hundreds of Python processes: without bytecode each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-long lint types proto clean
+.PHONY: setup demo test suite test-fast test-long lint types proto clean
 
 setup: .venv/.compiled
 
@@ -44,17 +44,25 @@ endif
 demo: setup
 	$(BIN)/python -m specserve.demo
 
-# Tests of a GPU have it to themselves; of the others two run at a time.
-test: setup lint types
-	$(BIN)/python -m pytest -ra tests/gpu
-	$(BIN)/python -m pytest -ra -n 2 --dist loadfile --durations 40 --ignore tests/gpu
+# Types are checked beside the first tests, for that takes a minute of one core.
+test: setup lint
+	$(MAKE) --no-print-directory -j 2 types suite
+
+# Tests of a GPU have it to themselves; of the others two run at a time, folder by folder, so that
+# what the tests of one folder share is started once.
+suite: setup
+	$(if $(HAS_GPU),$(BIN)/python -m pytest -ra tests/gpu)
+	$(BIN)/python -m pytest -ra -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
+	  $(if $(HAS_GPU),--ignore tests/gpu)
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"
 
 # Faults with their full counts, and docs/reliability.md of what was measured; goes on where it was.
+# Then the losslessness of answers with more of them than `make test` has time for.
 test-long: setup
 	$(BIN)/python -m tests.reliability
+	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/exactness
 
 lint: setup
 	$(BIN)/ruff check

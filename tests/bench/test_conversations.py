@@ -7,11 +7,10 @@ from tokenizers import Tokenizer
 from bench.conversations import Questions, prepare_questions
 from bench.prompt_choice import ChosenPrompts
 from bench.prompt_files import PromptRecord
-from specserve.api.call import ChatMessage
+from specserve.api.call import ChatMessage, SpecOptions
 from specserve.client import Client
 from specserve.errors import InvalidField
-from specserve.processes.local_service import local_service
-from specserve.settings.target_source import EMBEDDED_TARGET, TINY
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 RECORDS = (
     PromptRecord(id="two", category="writing", turns=("Write a class.", "Now test it.")),
@@ -27,16 +26,19 @@ def prepared(*records: PromptRecord, target=EMBEDDED_TARGET, max_tokens=MAX_TOKE
 
 
 @pytest.mark.slow
-def test_turns_are_what_a_real_service_is_asked_and_answers():
+def test_turns_are_what_a_real_service_is_asked_and_answers(service):
     questions = prepared(*RECORDS)
     assert [(q.id, q.turn) for q in questions.asked] == [
         ("two", 0), ("two", 1), ("one", 0), ("three", 0), ("three", 1), ("three", 2),
     ]  # fmt: skip
     assert questions.is_chat
-    flags = ["--target", TINY, "--speculation", "off", "--generation-config", "none"]
-    with local_service(flags) as address, Client(address) as client:
+    with Client(service) as client:
         for before, question in zip(questions.asked, questions.asked[1:], strict=False):
-            options = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+            options = {
+                "temperature": 0.0,
+                "max_tokens": MAX_TOKENS,
+                "spec": SpecOptions(mode="off"),
+            }
             said = client.generate(list(before.prompt), **options)
             ids = client.generate(list(before.token_ids), **options)
             assert said.text == ids.text  # the template was applied as the service does

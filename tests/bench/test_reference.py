@@ -11,7 +11,7 @@ from bench.in_process import Engine, EngineSize, Job
 from bench.records import GenerateJob, Setup
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
-from specserve.settings.target_source import find_smollm2
+from tests.bench.peers.small_gguf import write_small_gguf
 
 TARGET = Path(__file__).parents[1] / "fixtures" / "golden" / "target_qwen3_untied"
 
@@ -35,12 +35,11 @@ def test_ballast_in_transformers_has_the_size_of_the_service_s_and_changes_no_lo
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_smollm2() is None, reason="SmolLM2 is not installed")
-def test_transformers_reads_a_gguf_file_and_decodes_the_same_text():
+def test_transformers_reads_a_gguf_file_and_decodes_the_same_text(tmp_path):
     from bench.reference import Reference  # imports transformers
 
-    model, prompt = find_smollm2(), list(range(300, 320))
-    assert model is not None
+    model, prompt = tmp_path / "small.gguf", list(range(100, 120))
+    write_small_gguf(model)
     reference = Reference(Setup(folder=str(model), parent_pid=os.getpid(), cores=()))
     [theirs] = reference(GenerateJob(prompts=[prompt], num_tokens=16)).token_ids
     engine = Engine(load_plainly(model), EngineSize(1, 64))

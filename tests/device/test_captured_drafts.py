@@ -19,7 +19,7 @@ from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
-from tests.device.pretended import DEVICE, PretendedCuda
+from tests.device.pretended import DEVICE, PretendedCuda, pretended_cuda
 from tests.device.test_target import finished
 from tests.device.workload import both_kinds
 from tests.device.worlds import drafter_on_device, pair_on_device, target_on_device
@@ -114,18 +114,40 @@ def texts(found: dict) -> dict:
     return {key: tokens for key, (tokens, *_) in found["samples"].items()}
 
 
+ASKED = partial(both_kinds, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models) -> dict:
+    """Texts without drafts."""
+    with pretended_cuda():
+        return texts(finished(target_on_device(models), ASKED()))
+
+
+# Captured draws of every drafter under every method are compared one by one above: here each has
+# its part in a whole loop, and those whose tokens are dealt with in another way under each method.
+LOOPS = [
+    *((name, VerificationMethod.COUPLED) for name in NAMES),
+    ("dspark rnn", VerificationMethod.REJECTION),
+    ("dflash fill in", VerificationMethod.FORESEEABLE),
+    *(
+        (name, method)
+        for name in ("dspark vanilla", "speculators")  # which has fewer tokens than the target
+        for method in VerificationMethod
+        if method is not VerificationMethod.COUPLED
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sampler", list(VerificationMethod))
+@pytest.mark.parametrize(("name", "sampler"), LOOPS)
 def test_a_target_whose_draft_is_captured(
-    cuda: PretendedCuda, models: Models, name: str, sampler: VerificationMethod
+    cuda: PretendedCuda, models: Models, plain: dict, name: str, sampler: VerificationMethod
 ):
     """Seeded requests say what they say without drafts, others end well."""
-    asked = partial(both_kinds, max_tokens=12)
-    plain = texts(finished(target_on_device(models), asked()))
     backend = CudaGraphBackend(DEVICE)
     target = target_on_device(models, name, default_method=sampler, backend=backend)
-    found = texts(finished(target, asked()))
+    found = texts(finished(target, ASKED()))
     assert target.sampler.num_broken_laws == 0
     seeded = [key for key in found if key[0].startswith("seeded")]
     assert len(seeded) >= 3

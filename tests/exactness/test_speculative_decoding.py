@@ -19,7 +19,10 @@ from tests.exactness.speculative import (
     requests,
     run,
 )
+from tests.reliability.scale import is_long
 from tests.target_node.in_process import InProcessTarget
+
+MANY = 500 if is_long() else 200  # requests
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,8 @@ def plain(models) -> dict:
 
 
 @pytest.fixture(scope="module")
-def plain_500(models) -> dict:
-    return alone(models, 500)
+def many_plain(models) -> dict:
+    return alone(models, MANY)
 
 
 def drafted(models: Models, name: str, count: int, **settings) -> tuple[dict, InProcessTarget]:
@@ -67,9 +70,9 @@ def test_a_few_requests_are_those_of_plain_decoding(models, plain, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_every_request_is_that_of_plain_decoding(models, plain_500, name):
-    found, target = drafted(models, name, 500)
-    assert_equal(found, plain_500)
+def test_every_request_is_that_of_plain_decoding(models, many_plain, name):
+    found, target = drafted(models, name, MANY)
+    assert_equal(found, many_plain)
     stats = [end.stats for end in target.ends.values()]
     assert sum(s.num_accepted_tokens for s in stats) > 50
 

@@ -7,8 +7,9 @@ import torch
 
 from specserve.client import Client
 from tests.exactness.workload import prompts
+from tests.reliability.scale import is_long
 
-NUM_PROMPTS = 50
+NUM_PROMPTS = 50 if is_long() else 25
 NUM_TOKENS = 48
 
 

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from specserve.api.call import ChatMessage
+from specserve.api.call import ChatMessage, SpecOptions
 from specserve.client import AsyncClient, Prompt
 
 MAX_MODEL_LEN = 288  # prompts and answers below stay inside
@@ -58,6 +59,27 @@ def seeded_requests(count: int, seed: int = 2026) -> list[SeededRequest]:
             options |= rng.choice(_MIXTURES)
         requests.append(SeededRequest(text[: rng.choice([8, 60, 200, 400])], options))
     return requests
+
+
+def varied(requests: list[SeededRequest]) -> list[SeededRequest]:
+    """The same, the first of every mixture of fields first, then the second of each, and so on.
+
+    So a beginning of the list has all mixtures.
+    """
+    found: Counter[frozenset[str]] = Counter()
+
+    def turn(request: SeededRequest) -> int:
+        kind = frozenset(request.options)
+        found[kind] += 1
+        return found[kind]
+
+    return sorted(requests, key=turn)
+
+
+def undrafted(requests: list[SeededRequest]) -> list[SeededRequest]:
+    """The same, decoded plainly by whatever service is asked."""
+    plain = {"spec": SpecOptions(mode="off")}
+    return [replace(request, options=request.options | plain) for request in requests]
 
 
 def chat_requests(count: int, seed: int = 2026) -> list[SeededRequest]:

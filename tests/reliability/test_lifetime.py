@@ -150,7 +150,7 @@ async def watch_drain(places, stop: Callable[[], None]) -> tuple[dict[str, float
 def test_a_drain_is_announced_then_refuses_and_finishes_what_runs(launch):  # noqa: F811
     flags = ("--drain-notice-s", f"{NOTICE_S:g}", "--drain-timeout-s", f"{GRACE_S:g}")
     service = launch(*flags, "--ballast", "60M")
-    streams = Streams(service, num=8, max_tokens=300)
+    streams = Streams(service, num=8, max_tokens=300 if is_long() else 180)
     stopped_s = time.monotonic()
     stop = lambda: service.process.send_signal(signal.SIGTERM)  # noqa: E731
     turned, late = run(watch_drain(places_of(service), stop))

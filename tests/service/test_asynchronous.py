@@ -14,16 +14,33 @@ import pytest
 from specserve.client import Client
 from specserve.drafters.load import USUAL_HIDDEN_TOKENS
 from specserve.types import TokenOrigin
-from tests.exactness.workload import Outcome, differing, run, seeded_requests
+from tests.conftest import left_behind
+from tests.exactness.workload import Outcome, differing, run, seeded_requests, undrafted, varied
+from tests.reliability.scale import is_long
 from tests.service.blows import DRAFT_TIMEOUT_S
-from tests.service.chaos import attack, end, launch_async, plainly
+from tests.service.chaos import attack, end, launch_async
 from tests.service.draft_watch import DraftWatch, draft_pids
 from tests.service.launched import Launched
 
 BACK_S = 10.0  # within which a draft has to be at work again
-REQUESTS = seeded_requests(60, seed=11)
+REQUESTS = varied(seeded_requests(60, seed=11))
+SOME = REQUESTS if is_long() else REQUESTS[:24]  # of a service that is asked once
+ATTACKS = [
+    ("1+1", {"kills": 3, "stops": 1, "garbage": 300, "seed": 3}),
+    ("1+2", {"kills": 1, "stops": 1, "garbage": 200, "seed": 4}),
+]
+if is_long():
+    ATTACKS[0][1].update(kills=4, stops=2, garbage=500)
+    ATTACKS[1][1].update(kills=2)
 # Beside whose rounds there is time for drafts even on a machine that does other things.
 SLOW_TARGET = "model.ballast=200M"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_litter(service: str) -> Iterator[None]:
+    """Of the module, whose drafts come and go; a service that all modules share is there before."""
+    with left_behind():
+        yield
 
 
 @contextmanager
@@ -47,8 +64,8 @@ def watching(launched: Launched) -> Iterator[DraftWatch]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[Outcome]:
-    return plainly(REQUESTS)
+def plain(service: str) -> list[Outcome]:
+    return run(service, undrafted(REQUESTS), concurrency=8)
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +74,31 @@ def pair() -> Iterator[Launched]:
         yield launched
 
 
-@pytest.fixture
-def own() -> Iterator[Launched]:
-    """For tests after which the drafts are others."""
+@pytest.fixture(scope="module")
+def struck() -> Iterator[Launched]:
+    """For tests after which the draft is another."""
     with asynchronous() as launched:
         yield launched
 
 
-def assert_equal(launched: Launched, plain: list[Outcome]) -> None:
-    found = run(launched.address(), REQUESTS, concurrency=8, shuffle_seed=1)
-    assert differing(plain, found) == []
+def assert_equal(launched: Launched, plain: list[Outcome], requests: list = REQUESTS) -> None:
+    found = run(launched.address(), requests, concurrency=8, shuffle_seed=1)
+    assert differing(plain[: len(requests)], found) == []
 
 
 @pytest.mark.slow
-def test_blocks_from_a_draft_process_are_longer_where_text_is_predictable():
-    settings = ("speculation.miss_policy=skip",)  # every block is pushed
-    with asynchronous("1+1", *settings) as launched, watching(launched) as watch:
-        with Client(launched.address()) as client:
-            client.generate("a a a a a a a a", max_tokens=300, temperature=0, ignore_eos=True)
+def test_blocks_from_a_draft_process_are_longer_where_text_is_predictable(struck: Launched):
+    """With misses skipped every block is pushed."""
+
+    def num_far() -> int:
         accepted = watch.statistics().num_accepted_tokens_per_pos
-    assert sum(accepted[USUAL_HIDDEN_TOKENS - 1 :]) > 0
+        return sum(accepted[USUAL_HIDDEN_TOKENS - 1 :])
+
+    with watching(struck) as watch:
+        before = num_far()
+        with Client(struck.address()) as client:
+            client.generate("a a a a a a a a", max_tokens=300, temperature=0, ignore_eos=True)
+        assert num_far() > before
 
 
 @pytest.mark.slow
@@ -114,7 +136,7 @@ def test_an_answer_says_what_was_drafted_elsewhere(pair: Launched):
 )
 def test_equal_in_every_topology(plain: list[Outcome], topology: str, settings: tuple[str, ...]):
     with asynchronous(topology, *settings) as launched:
-        assert_equal(launched, plain)
+        assert_equal(launched, plain, SOME)
         with watching(launched) as watch:
             stats = watch.statistics()
     assert stats.num_accepted_tokens > 20
@@ -122,18 +144,12 @@ def test_equal_in_every_topology(plain: list[Outcome], topology: str, settings: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topology", "schedule"),
-    [
-        ("1+1", {"kills": 4, "stops": 2, "garbage": 500, "seed": 3}),
-        ("1+2", {"kills": 2, "stops": 1, "garbage": 200, "seed": 4}),
-    ],
-)
+@pytest.mark.parametrize(("topology", "schedule"), ATTACKS)
 def test_equal_while_drafts_are_killed_stopped_and_lied_to(
     plain: list[Outcome], topology: str, schedule: dict[str, int]
 ):
     with asynchronous(topology, SLOW_TARGET, "speculation.drafter=dspark") as launched:
-        total, damage = attack(launched, plain, REQUESTS, **schedule)
+        total, damage = attack(launched, plain[: len(SOME)], SOME, **schedule)
     assert (total.num_failed, total.num_wrong) == (0, 0)
     assert total.num_hits > 20
     assert damage.is_complete(**schedule), damage
@@ -154,9 +170,9 @@ def strike(launched: Launched, signum: int) -> tuple[int, float]:
 
 
 @pytest.fixture
-def finish(own: Launched) -> Iterator[Callable[[], None]]:
-    """An answer has begun; the call waits for the rest of it, which has to come."""
-    with Client(own.address()) as client:
+def finish(struck: Launched) -> Iterator[Callable[[], None]]:
+    """An answer has begun, with drafts; the call waits for the rest of it, which has to come."""
+    with watching(struck), Client(struck.address()) as client:
         stream = client.stream("import", max_tokens=200, ignore_eos=True, temperature=0)
         deltas = iter(stream)
         next(deltas)
@@ -170,12 +186,12 @@ def finish(own: Launched) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.slow
-def test_a_killed_draft_is_noticed_at_once_and_soon_back(own: Launched):
+def test_a_killed_draft_is_noticed_at_once_and_soon_back(pair: Launched):
     noticed: list[float] = []
-    with watching(own) as watch:
+    with watching(pair) as watch:
         for _ in range(3):
             assert watch.wait_until_serving()
-            _, since_s = strike(own, signal.SIGKILL)
+            _, since_s = strike(pair, signal.SIGKILL)
             seconds = watch.seconds_until(False, since_s)
             assert seconds is not None
             noticed.append(seconds)
@@ -187,22 +203,22 @@ def test_a_killed_draft_is_noticed_at_once_and_soon_back(own: Launched):
 
 
 @pytest.mark.slow
-def test_a_killed_draft_costs_a_running_request_nothing(own: Launched, finish):
-    strike(own, signal.SIGKILL)
+def test_a_killed_draft_costs_a_running_request_nothing(struck: Launched, finish):
+    strike(struck, signal.SIGKILL)
     finish()
 
 
 @pytest.mark.slow
-def test_a_hung_draft_is_noticed_within_its_deadline_and_soon_back(own: Launched, finish):
-    with watching(own) as watch:
-        pid, since_s = strike(own, signal.SIGSTOP)
+def test_a_hung_draft_is_noticed_within_its_deadline_and_soon_back(struck: Launched, finish):
+    with watching(struck) as watch:
+        pid, since_s = strike(struck, signal.SIGSTOP)
         seconds = watch.seconds_until(False, since_s)
         assert seconds is not None
         assert seconds < DRAFT_TIMEOUT_S + 0.3
         back_s = watch.seconds_until(True, since_s + seconds)
         assert back_s is not None
         assert back_s < BACK_S
-    assert pid not in draft_pids(own.process.pid).values()
+    assert pid not in draft_pids(struck.process.pid).values()
     finish()
 
 
@@ -217,10 +233,10 @@ def test_a_short_stop_is_not_noticed(pair: Launched):
 
 
 @pytest.mark.slow
-def test_a_draft_that_goes_on_just_after_its_deadline_is_back_at_work(own: Launched):
+def test_a_draft_that_goes_on_just_after_its_deadline_is_back_at_work(struck: Launched):
     """The target has given it up, but nobody has killed it yet."""
-    with watching(own) as watch:
-        pid, since_s = strike(own, signal.SIGSTOP)
+    with watching(struck) as watch:
+        pid, since_s = strike(struck, signal.SIGSTOP)
         seconds = watch.seconds_until(False, since_s)
         os.kill(pid, signal.SIGCONT)
         assert seconds is not None

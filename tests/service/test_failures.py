@@ -160,12 +160,12 @@ def test_a_service_that_was_paused_as_a_whole_goes_on(launch):
     assert service.exit_code() == 0
 
 
+# Which signals are which is tested of every pair in tests/specserve/processes/test_launch.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, signum: int):
+def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch):
     service = launch()
     streams = Streams(service, max_tokens=200)
-    service.process.send_signal(signum)
+    service.process.send_signal(signal.SIGTERM)
     for answers in streams.ends().values():
         assert [(each.error, each.finish_reason) for each in answers] == [("", "length")]
     assert service.exit_code() == 0, service.output
@@ -175,15 +175,14 @@ def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, sig
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_stop_signal_cuts_running_requests_and_says_so(launch, signum: int, code: int):
+def test_a_second_stop_signal_cuts_running_requests_and_says_so(launch):
     service = launch()
     streams = Streams(service)
-    service.process.send_signal(signum)
+    service.process.send_signal(signal.SIGINT)
     time.sleep(0.8)  # at once, it would be the same stop
     again_s = time.monotonic()
-    service.process.send_signal(signum)
-    assert service.exit_code() == code, service.output
+    service.process.send_signal(signal.SIGINT)
+    assert service.exit_code() == 130, service.output
     dead_s = time.monotonic() - again_s
     assert_told(streams)
     keep_end(14, streams, again_s, 5.0, exit_after_a_second_signal_s=dead_s)

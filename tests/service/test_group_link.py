@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness.workload import Outcome, differing, run, seeded_requests
+from tests.exactness.workload import Outcome, differing, run, seeded_requests, undrafted
 from tests.run_first import run_first
-from tests.service.chaos import launched_async, plainly
+from tests.service.chaos import launched_async
 from tests.service.draft_watch import DraftWatch, draft_pids
 from tests.service.launched import Launched
 
 pytestmark = pytest.mark.slow
 
 BACK_S = 20.0
-REQUESTS = seeded_requests(40, seed=12)
+REQUESTS = seeded_requests(30, seed=12)
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[Outcome]:
-    return plainly(REQUESTS)
+def plain(service: str) -> list[Outcome]:
+    return run(service, undrafted(REQUESTS), concurrency=8)
 
 
 PROCESSES = ("specserve", "specserve.processes.forkserver", "target_node", "draft_node")

@@ -12,6 +12,8 @@ from tests.exactness.workload import Outcome, SeededRequest, chat_requests, diff
 
 QUESTION = [ChatMessage("user", "What is the capital of France?")]
 REQUESTS = [SeededRequest(QUESTION, {"temperature": 0, "max_tokens": 32}), *chat_requests(16)]
+# Several ranks on few cores take their time: the question, and three that are answered shortly.
+SHORT = [0, *(i for i, each in enumerate(REQUESTS) if each.options["max_tokens"] <= 16)][:4]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,8 @@ def test_speculation_changes_nothing(plain: list[Outcome], name: str):
 @pytest.mark.parametrize("name", ["2+1", "4+1"])
 def test_nor_do_ranks_that_its_heads_do_not_divide_by(plain: list[Outcome], name: str):
     """Nine query heads on three key-value heads: dealt unevenly, and one kept twice by four."""
-    found, num_killed = with_drafts(REQUESTS[:4], SERVICES[name], kills=0)
-    assert differing(plain[:4], found) == []
+    found, num_killed = with_drafts([REQUESTS[i] for i in SHORT], SERVICES[name], kills=0)
+    assert differing([plain[i] for i in SHORT], found) == []
     assert num_killed == 0
 
 

@@ -14,10 +14,11 @@ from specserve.client import Client
 from specserve.errors import SpecserveError
 from specserve.processes.local_service import local_service
 from specserve.types import TokenOrigin
-from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
+from tests.exactness.workload import MAX_MODEL_LEN, Outcome, differing, run, seeded_requests
 
 LIMIT = ("--max-model-len", str(MAX_MODEL_LEN))
 SYNC = (*LIMIT, "--speculation", "sync", "--drafter", "ngram")
+REQUESTS = seeded_requests(100)
 REPETITIVE = "1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"
 
 
@@ -27,6 +28,11 @@ def speculating() -> Iterator[str]:
     flags = ["--target", "tiny", "--oversubscribe", "--min-survival", "0", *SYNC]
     with local_service(flags) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def plain(service: str) -> list[Outcome]:
+    return run(service, REQUESTS, concurrency=16)
 
 
 @pytest.mark.slow
@@ -48,12 +54,10 @@ def test_seeded_requests_have_the_text_of_plain_decoding(service: str, speculati
     ],
 )
 def test_many_seeded_requests_have_the_text_of_plain_decoding(
-    service: str, start_service: Callable[..., str], flags: tuple[str, ...]
+    plain: list[Outcome], start_service: Callable[..., str], flags: tuple[str, ...]
 ):
-    requests = seeded_requests(150)
-    plain = run(service, requests, concurrency=16)
     address = start_service(*SYNC, *flags)
-    assert differing(plain, run(address, requests, concurrency=16, shuffle_seed=1)) == []
+    assert differing(plain, run(address, REQUESTS, concurrency=16, shuffle_seed=1)) == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 NOISE = 0.1  # in weights of a drafter, by their own spread
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
+FEWER = ("--requests", "24", "--samples", "320")  # where what is wrong does not hide
+FEWEST = ("--requests", "24", "--samples", "64")  # where they have no say
 # Every draft is verified, whatever it costs on this machine, and prompts leave room for all of
 # them.
 _SETTINGS = {
@@ -65,22 +67,20 @@ def audit(tiny, capsys):
 
 
 @pytest.fixture
-def audit_embedded(capsys):
-    """As `audit`, of the embedded model: many of its drafted tokens are accepted in a row."""
+def audit_broken(audit, start_service, monkeypatch, tmp_path):
+    """The report of one audit that fails, of one service whose target runs `code` first.
 
-    def audit_embedded() -> dict:
-        words = ("--speculation", "sync", "--verification", "rejection")
-        code = main(["audit", "--target", "tiny", *FEW, *words, "--oversubscribe"])
-        report = json.loads(capsys.readouterr().out)
-        assert (code, report["verdict"]) == (1, "failed")
+    It is asked for plain answers as well, which takes one start less than services of its own.
+    """
+
+    def audit_broken(code: str, *flags: str, sizes: tuple[str, ...] = ()) -> dict:
+        run_first(monkeypatch, tmp_path, ["target_node"], code)
+        usual = ("--speculation", "sync", "--set", "engine.deterministic=true", *SETTINGS)
+        exit_code, report = audit("--connect", start_service(*usual, *flags), *sizes)
+        assert (exit_code, report["verdict"]) == (1, "failed")
         return report
 
-    return audit_embedded
-
-
-def plant(monkeypatch, folder: Path, code: str) -> None:
-    """Have every target process that starts from now on run `code` first."""
-    run_first(monkeypatch, folder, ["target_node"], code)
+    return audit_broken
 
 
 def statuses(report: dict, kind: str) -> set[str]:
@@ -111,7 +111,7 @@ def test_drafts_from_another_process_are_audited_against_a_target_without_one(au
     # enough have one, since nobody waits for the others' then.
     for setting in ("speculation.miss_policy=draft_now", "engine.max_batch_rows=4"):
         words += ["--set", setting]
-    code, report = audit("--drafter", str(drafter), *words)
+    code, report = audit("--drafter", str(drafter), *words, *FEWER)
     assert (code, report["verdict"]) == (0, "passed")
     assert report["service"]["speculation"] == "async"
 
@@ -192,13 +192,13 @@ method.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], 
 """
 
 
+REJECTION = ("--verification", "rejection")
+
+
 @pytest.mark.slow
-def test_a_service_with_wrong_bonus_tokens_fails_by_its_distribution(
-    audit, tmp_path, monkeypatch, drafter
-):
-    plant(monkeypatch, tmp_path, BONUS_FROM_THE_ROW_BEFORE)
-    code, report = audit("--drafter", str(drafter), "--verification", "rejection")
-    assert (code, report["verdict"]) == (1, "failed")
+def test_a_service_with_wrong_bonus_tokens_fails_by_its_distribution(audit_broken, tiny, drafter):
+    flags = ("--target", str(tiny), "--drafter", str(drafter), *REJECTION)
+    report = audit_broken(BONUS_FROM_THE_ROW_BEFORE, *flags)
     assert statuses(report, "equality") == {"passed"}
     assert "failed" in statuses(report, "distribution")
 
@@ -212,41 +212,35 @@ def failed_distributions(report: dict) -> set[tuple[str, str]]:
     }
 
 
+# Many of the tokens that are drafted for the embedded model are accepted in a row.
+
+
 @pytest.mark.slow
-def test_penalties_that_drafted_tokens_do_not_get_fail_where_there_are_some(
-    audit_embedded, tmp_path, monkeypatch
-):
-    plant(monkeypatch, tmp_path, FORGETS_PENALTIES_OF_DRAFTED_TOKENS)
-    report = audit_embedded()
+def test_penalties_that_drafted_tokens_do_not_get_fail_where_there_are_some(audit_broken):
+    report = audit_broken(FORGETS_PENALTIES_OF_DRAFTED_TOKENS, *REJECTION)
     assert {sampling for sampling, _ in failed_distributions(report)} == {"penalties, top 3, t 0.7"}
     assert statuses(report, "equality") == {"passed"}
 
 
 @pytest.mark.slow
-def test_an_error_that_begins_deep_in_blocks_fails_there_and_nowhere_else(
-    audit_embedded, tmp_path, monkeypatch
-):
-    plant(monkeypatch, tmp_path, ACCEPTS_FROM_THE_FIFTH)
-    assert {subject for _, subject in failed_distributions(audit_embedded())} == {"places 5+"}
+def test_an_error_that_begins_deep_in_blocks_fails_there_and_nowhere_else(audit_broken):
+    report = audit_broken(ACCEPTS_FROM_THE_FIFTH, *REJECTION)
+    assert {subject for _, subject in failed_distributions(report)} == {"places 5+"}
 
 
 @pytest.mark.slow
-def test_log_probabilities_of_unseeded_answers_are_the_targets(
-    audit, tmp_path, monkeypatch, drafter
-):
-    plant(monkeypatch, tmp_path, LOGPROBS_OF_THE_FIRST_ROW)
-    code, report = audit("--drafter", str(drafter), "--verification", "rejection")
-    assert (code, report["verdict"]) == (1, "failed")
+def test_log_probabilities_of_unseeded_answers_are_the_targets(audit_broken, tiny, drafter):
+    flags = ("--target", str(tiny), "--drafter", str(drafter), *REJECTION)
+    report = audit_broken(LOGPROBS_OF_THE_FIRST_ROW, *flags, sizes=FEWER)
     assert statuses(report, "logprobs") == {"failed"}
     assert statuses(report, "equality") == {"passed"}
     assert not failed_distributions(report)
 
 
 @pytest.mark.slow
-def test_a_service_that_accepts_too_much_fails_by_its_text(audit, tmp_path, monkeypatch):
-    plant(monkeypatch, tmp_path, ACCEPT_ALL)
-    code, report = audit("--drafter", "ngram", "--verification", "coupled")
-    assert (code, report["verdict"]) == (1, "failed")
+def test_a_service_that_accepts_too_much_fails_by_its_text(audit_broken, tiny):
+    flags = ("--target", str(tiny), "--drafter", "ngram", "--verification", "coupled")
+    report = audit_broken(ACCEPT_ALL, *flags, sizes=FEWEST)
     (check,) = (check for check in report["checks"] if check["check"] == "equality")
     assert check["num_different"] > 0
     assert check["first_difference"].startswith("request ")
@@ -254,7 +248,7 @@ def test_a_service_that_accepts_too_much_fails_by_its_text(audit, tmp_path, monk
 
 @pytest.mark.slow
 def test_where_no_draft_is_verified_nothing_is_shown(audit, drafter):
-    words = ("--drafter", str(drafter), "--verification", "rejection")
+    words = ("--drafter", str(drafter), "--verification", "rejection", *FEWEST)
     code, report = audit(*words, "--set", "speculation.min_survival=1")
     assert (code, report["verdict"]) == (1, "not exercised")
 

@@ -162,7 +162,7 @@ def test_an_empty_and_an_overlong_prompt_are_refused(service, refused):
 
 @pytest.mark.slow
 def test_an_answer_that_cannot_be_written_is_one_line():
-    words = ["generate", "--max-tokens", "3", "--oversubscribe", "x"]
+    words = ["generate", "--target", "tiny", "--max-tokens", "3", "--oversubscribe", "x"]
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [sys.executable, "-m", "specserve", *words],

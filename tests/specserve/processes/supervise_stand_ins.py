@@ -3,10 +3,17 @@
 import sys
 from pathlib import Path
 
+from specserve.processes import supervisor as module
 from specserve.processes.child import ChildCommand
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervisor import Supervisor
 from specserve.telemetry import setup_logging
+
+# Many tests wait until one of them is over. Children that only pretend need less than real ones.
+module._DRAFT_STOP_GRACE_S = 0.5
+module._CUT_GRACE_S = 2.0
+module._CAUSE_GRACE_S = 1.2
+module._DRAIN_MARGIN_S = 2.0
 
 
 def main(folder: Path, num_ranks: int, num_drafts: int, preload: str) -> int:

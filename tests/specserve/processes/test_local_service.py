@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 
 UNPINNED = ("--device", "cpu", "--oversubscribe")
 COMMANDS = {
-    "generate": ("--max-tokens", "1900", "--ignore-eos", "x"),
+    "generate": ("--target", "tiny", "--max-tokens", "1900", "--ignore-eos", "x"),
     "chat": (),
     "audit": ("--quick", "--drafter", "ngram"),
 }

@@ -10,9 +10,9 @@ import pytest
 
 from draft_node.training.__main__ import main
 from draft_node.training.chats.store import ChatStore
+from specserve.api.call import SpecOptions
 from specserve.client import Client
 from specserve.models.tokenizer_files import load_tokenizer
-from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 SMALL = ("--target", "tiny", "--rows", "16", "--threads", "1", "--max-tokens", "12")
@@ -28,7 +28,7 @@ def run(out, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
+def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path, capsys, service):
     out, questions = tmp_path / "chats", tmp_path / "questions"
     questions.write_text(
         "How do I open a file?\nWhat is a list?\nName eight words of a poem now, please!\n"
@@ -36,14 +36,14 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
     (tmp_path / "kept-out").write_text("name eight words of a poem now please")
     flags = ("--prompts", str(questions), "--exclude", str(tmp_path / "kept-out"))
     flags += ("--follow-ups", "1")
-    first = run(out, "--tokens", "1500", *flags)
+    first = run(out, "--tokens", "600", *flags)
     assert first.returncode == 0, first.stderr
     begun = list(ChatStore(out).exchanges())
-    second = run(out, "--tokens", "7000", *flags)
+    second = run(out, "--tokens", "4500", *flags)
     assert second.returncode == 0, second.stderr
     found = list(ChatStore(out).exchanges())
     assert found[: len(begun)] == begun
-    assert sum(e.num_tokens for e in found) >= 7000 > sum(e.num_tokens for e in begun) >= 1500
+    assert sum(e.num_tokens for e in found) >= 4500 > sum(e.num_tokens for e in begun) >= 600
 
     tokenizer = load_tokenizer(EMBEDDED_TARGET)
     asked = [tokenizer.decode(e.prompt_ids, skip_special_tokens=False) for e in found]
@@ -53,24 +53,25 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
     assert any("```python" in prompt for prompt in asked)  # about sources
     assert any(prompt.count("<|im_start|>user") == 2 for prompt in asked)  # second turns
     assert all(prompt.endswith("<|im_start|>assistant\n") for prompt in asked)
-    greedy = [e for e in found if e.temperature == 0][:4]
-    flags = ["--target", "tiny", "--speculation", "off"]
-    with local_service(flags) as address, Client(address) as client:
+    greedy, plain = [e for e in found if e.temperature == 0][:4], SpecOptions(mode="off")
+    with Client(service) as client:
         for e in greedy:
-            answer = client.generate(e.prompt_ids, temperature=0, max_tokens=12)
+            answer = client.generate(e.prompt_ids, temperature=0, max_tokens=12, spec=plain)
             assert answer.samples[0].token_ids == e.answer_ids
 
-    other = run(out, "--tokens", "5000", "--seed", "2")
-    assert other.returncode == 2
-    assert "--seed: 2: " in other.stderr
-    assert "was begun with 0; choose another --out" in other.stderr
+    said = refusal(capsys, out, "--tokens", "5000", "--seed", "2")
+    assert "--seed: 2: " in said
+    assert "was begun with 0; choose another --out" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
+    asked = tmp_path / "asked"  # the model takes longer to ask than to answer
+    asked.write_text("".join(f"How many are {n} and one?\n" for n in range(5000)))
+    flags = ("--tokens", "9000000", "--prompts", str(asked), "--follow-ups", "0")
     with (tmp_path / "said").open("wb") as said:
-        process = subprocess.Popen(command(tmp_path, "--tokens", "9000000"), stderr=said)
+        process = subprocess.Popen(command(tmp_path, *flags), stderr=said)
     try:
         deadline = time.monotonic() + 120
         while not ChatStore(tmp_path).next_number:
