@@ -1,25 +1,23 @@
 """What others make of the same shapes: transformers with a static cache, and compiled."""
 
+import gc
 import importlib.util
 import statistics
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from bench.gpu.records import Fact, Found, Left
-from bench.gpu.scale import Scale
+from bench.gpu.records import Fact, Left, Report
+from bench.gpu.scale import Given
 from bench.gpu.shapes import DTYPE, Shape
 
 _PROMPT_LEN = 512
 
-Report = Callable[[Found], None]
 
-
-def measure(scale: Scale, report: Report, ends_s: float) -> None:
-    """Every shape until `ends_s` of the monotonic clock; what compiles comes behind the rest."""
+def measure(given: Given, report: Report) -> None:
+    """Every shape while there is time; what compiles comes behind the rest."""
+    scale = given.scale
     if importlib.util.find_spec("transformers") is None:
         report(Left(what="transformers", why="it is not installed"))
         return
@@ -28,7 +26,7 @@ def measure(scale: Scale, report: Report, ends_s: float) -> None:
         for shape, rows in scale.baselines:
             how = "compiled" if is_compiled else "not compiled"
             what = f"transformers, static cache, {how}: {shape.name}, {rows} rows"
-            if time.monotonic() > ends_s:
+            if given.is_over:
                 report(Left(what=what, why="no time was left"))
                 continue
             try:
@@ -46,6 +44,7 @@ def _load(shape: Shape, device: str) -> Any:  # noqa: ANN401 - transformers type
     """Its own model with random weights."""
     import transformers
 
+    gc.collect()  # the model before
     if device == "cuda":
         torch.cuda.empty_cache()
     transformers.utils.logging.set_verbosity_error()

@@ -1,13 +1,11 @@
 """What DSpark drafters of published shapes take for blocks of several lengths and fan-outs."""
 
-import time
-from collections.abc import Callable
-
 import torch
 
-from bench.gpu.records import Draft, Found, Left
-from bench.gpu.scale import Scale
+from bench.gpu.records import Draft, Found, Left, Report
+from bench.gpu.scale import Given, Scale
 from bench.gpu.shapes import DTYPE, Shape, block_drafter_of
+from bench.gpu.steps import give_back
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.drafters.load import DrafterOptions
@@ -16,16 +14,15 @@ from specserve.settings.config import NUM_KEPT
 
 _CONTEXT = 2048  # positions that all rows may have
 
-Report = Callable[[Found], None]
 
-
-def measure(scale: Scale, report: Report, ends_s: float) -> None:
-    """As a draft process measures itself at its start, until `ends_s` of the monotonic clock."""
+def measure(given: Given, report: Report) -> None:
+    """As a draft process measures itself at its start, while there is time."""
+    scale = given.scale
     backend = choose_backend(torch.device(scale.device), cuda_graphs=True)
     for shape in scale.drafted_for:
         for gamma in scale.gammas:
             what = f"dspark of {gamma} tokens for {shape.name}"
-            if time.monotonic() > ends_s:
+            if given.is_over:
                 report(Left(what=what, why="no time was left"))
                 continue
             try:
@@ -33,7 +30,7 @@ def measure(scale: Scale, report: Report, ends_s: float) -> None:
                     report(found)
             except torch.OutOfMemoryError as error:
                 report(Left(what=what, why=f"does not fit: {str(error)[:160]}"))
-            backend.forget()
+            give_back(backend)
 
 
 def _of_drafter(shape: Shape, gamma: int, scale: Scale, backend: Backend) -> list[Found]:

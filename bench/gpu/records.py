@@ -1,6 +1,7 @@
 # pyright: strict
 """What `bench.gpu` finds: a line of JSON as soon as it is known, and all of it in results.json."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
 
 
 Found = Step | Draft | Fact | Left
+Report = Callable[[Found], None]
 
 
 class Task(msgspec.Struct, kw_only=True):

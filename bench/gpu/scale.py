@@ -1,6 +1,8 @@
 """How much `bench.gpu` measures: on a device, or dry on a CPU with shapes that take no time."""
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.gpu.shapes import Shape
 
@@ -66,6 +68,20 @@ class Scale:
     chat_flags: tuple[str, ...]  # of specserve train data
     train_flags: tuple[str, ...]  # of specserve train dspark
     train_steps: int | None  # None: as many as there is time for
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a task is told."""
+
+    scale: Scale
+    out: Path
+    target: str  # of the tasks with a real model
+    ends_s: float  # of the monotonic clock; by then it has stopped
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.ends_s
 
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -1,15 +1,16 @@
 """Decoding and verification by a rank's own runner, against the floor that memory sets."""
 
+import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from bench.gpu.records import Fact, Found, Left, Step
-from bench.gpu.scale import Grid, Scale
+from bench.gpu.records import Fact, Found, Left, Report, Step
+from bench.gpu.scale import Given, Grid, Scale
 from bench.gpu.shapes import BLOCK_SIZE, bytes_read, runner_of
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
@@ -20,29 +21,26 @@ from target_node.runner import Runner
 _TAKES = 9  # at most, of one forward
 _NO_TIME = "no time was left"
 
-Report = Callable[[Found], None]
 
-
-def measure(scale: Scale, report: Report, ends_s: float) -> None:
-    """Every grid in turn, until `ends_s` of the monotonic clock."""
+def measure(given: Given, report: Report) -> None:
+    """Every grid in turn, while there is time."""
+    scale = given.scale
     backend = choose_backend(torch.device(scale.device), cuda_graphs=True)
     bytes_per_s = bandwidth(backend.device, scale.copied_bytes)
     report(Fact(what="a copy reads and writes", value=bytes_per_s / 1e9, unit="GB/s"))
     for grid in scale.grids:
         what = f"{grid.shape.name} on {grid.shape.devices}"
-        if time.monotonic() > ends_s:
+        if given.is_over:
             report(Left(what=what, why=_NO_TIME))
             continue
         began_s = time.monotonic()
         try:
-            for found in _of_grid(grid, scale, backend, bytes_per_s, ends_s):
+            for found in _of_grid(grid, given, backend, bytes_per_s):
                 report(found)
         except torch.OutOfMemoryError as error:
             report(Left(what=what, why=f"does not fit: {_first_line(error)}"))
         report(Fact(what=f"{what}, in all", value=time.monotonic() - began_s, unit="s"))
-        backend.forget()
-        if backend.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(backend)
 
 
 def bandwidth(device: torch.device, num_bytes: int) -> float:
@@ -58,10 +56,16 @@ def bandwidth(device: torch.device, num_bytes: int) -> float:
     return 2 * num_bytes / min(taken)
 
 
-def _of_grid(
-    grid: Grid, scale: Scale, backend: Backend, bytes_per_s: float, ends_s: float
-) -> Iterator[Found]:
-    shape, spec = grid.shape, grid.shape.spec
+def give_back(backend: Backend) -> None:
+    """What a model had that is no longer used."""
+    backend.forget()
+    gc.collect()
+    if backend.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _of_grid(grid: Grid, given: Given, backend: Backend, bytes_per_s: float) -> Iterator[Found]:
+    shape, spec, scale = grid.shape, grid.shape.spec, given.scale
     wanted = max(grid.rows) * (max(grid.contexts) + BLOCK_SIZE)
     runner = runner_of(shape, backend, most_slots=wanted, share=scale.memory_share)
     # The first forwards are the smallest: what a stopped run has, is what is asked for most.
@@ -70,7 +74,7 @@ def _of_grid(
     )
     for context, rows, tokens in cells:
         what = f"{shape.name} on {shape.devices}: {rows} rows of {tokens}, context {context}"
-        if time.monotonic() > ends_s:
+        if given.is_over:
             yield Left(what=what, why=_NO_TIME)
             continue
         room = (runner.cache.num_blocks - 1) * BLOCK_SIZE

@@ -17,21 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.gpu.records import Found, Left
-from bench.gpu.scale import DRY, FULL, Scale
+from bench.gpu import baselines, commands, drafts, steps
+from bench.gpu.records import Found, Left, Report
+from bench.gpu.scale import DRY, FULL, Given
 from specserve.processes.process import die_with_parent
-
-Report = Callable[[Found], None]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a task is told."""
-
-    scale: Scale
-    out: Path
-    target: str  # of the tasks with a real model
-    ends_s: float  # of the monotonic clock; it has stopped by then
 
 
 @dataclass(frozen=True)
@@ -43,49 +32,13 @@ class Kind:
     measure: Callable[[Given, Report], None]
 
 
-def _tests(given: Given, report: Report) -> None:
-    from bench.gpu import commands
-
-    commands.tests(given.scale, report, given.ends_s)
-
-
-def _real(given: Given, report: Report) -> None:
-    from bench.gpu import commands
-
-    commands.real(given.scale, report, given.ends_s, given.out, given.target)
-
-
-def _steps(given: Given, report: Report) -> None:
-    from bench.gpu import steps
-
-    steps.measure(given.scale, report, given.ends_s)
-
-
-def _drafts(given: Given, report: Report) -> None:
-    from bench.gpu import drafts
-
-    drafts.measure(given.scale, report, given.ends_s)
-
-
-def _baselines(given: Given, report: Report) -> None:
-    from bench.gpu import baselines
-
-    baselines.measure(given.scale, report, given.ends_s)
-
-
-def _drafters(given: Given, report: Report) -> None:
-    from bench.gpu import commands
-
-    commands.drafters(given.scale, report, given.ends_s, given.out, given.target)
-
-
 TASKS = {
-    "tests": Kind(120, "tests/gpu, the device against the CPU", _tests),
-    "real": Kind(140, "services of the real model: off, sync, async, auto", _real),
-    "steps": Kind(100, "decoding and verification of large shapes, beside the floor", _steps),
-    "drafts": Kind(40, "blocks of DSpark shapes, by length and fan-out", _drafts),
-    "baselines": Kind(50, "transformers on the same shapes, plain and compiled", _baselines),
-    "drafters": Kind(90, "chats that the real model writes, and a drafter trained", _drafters),
+    "tests": Kind(120, "tests/gpu, the device against the CPU", commands.tests),
+    "real": Kind(140, "services of the real model: off, sync, async, auto", commands.real),
+    "steps": Kind(100, "decoding and verification of large shapes", steps.measure),
+    "drafts": Kind(40, "blocks of DSpark shapes, by length and fan-out", drafts.measure),
+    "baselines": Kind(50, "transformers on the same shapes", baselines.measure),
+    "drafters": Kind(90, "chats of the real model, and a drafter trained", commands.drafters),
 }
 
 
@@ -112,6 +65,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         given = Given(scale, arguments.out, arguments.target, ends_s)
         TASKS[arguments.name].measure(given, report)
+    except KeyboardInterrupt:  # it ran over
+        return 130
     except Exception as error:  # noqa: BLE001 - whatever it is, what was found is kept
         traceback.print_exc()
         report(Left(what=arguments.name, why=f"{type(error).__name__}: {str(error)[:300]}"))

@@ -11,7 +11,7 @@ import pytest
 from bench.gpu import children, commands, drafts, steps
 from bench.gpu.__main__ import main
 from bench.gpu.records import Draft, Fact, Left, Step, read_results, tables
-from bench.gpu.scale import DRY, FULL, LLAMA_70B, QWEN_8B, QWEN_32B, Grid
+from bench.gpu.scale import DRY, FULL, LLAMA_70B, QWEN_8B, QWEN_32B, Given, Grid
 from bench.gpu.shapes import Shape, bytes_read
 from bench.processes import descendants
 
@@ -19,14 +19,15 @@ SHAPE = DRY.drafted_for[0]
 LATER = float("inf")
 
 
-def small(**changes) -> steps.Scale:
+def told(ends_s: float = LATER, **changes) -> Given:
     grid = Grid(SHAPE, rows=(2,), tokens=(1, 4), contexts=(16,))
-    return replace(DRY, grids=(grid,), copied_bytes=1 << 20, **changes)
+    scale = replace(DRY, grids=(grid,), copied_bytes=1 << 20, **changes)
+    return Given(scale, Path("nowhere"), "tiny", ends_s)
 
 
 def test_forwards_are_timed_beside_their_floor():
     found = []
-    steps.measure(small(), found.append, LATER)
+    steps.measure(told(), found.append)
     timed = [each for each in found if isinstance(each, Step)]
     assert [(each.rows, each.tokens, each.context) for each in timed] == [(2, 1, 16), (2, 4, 16)]
     for each in timed:
@@ -37,20 +38,20 @@ def test_forwards_are_timed_beside_their_floor():
 
 def test_what_does_not_fit_is_said_and_the_rest_is_measured():
     found = []
-    steps.measure(small(memory_share=0.0), found.append, LATER)
+    steps.measure(told(memory_share=0.0), found.append)
     left = [each for each in found if isinstance(each, Left)]
     assert [each.why for each in left] == ["there is memory for the contexts of 0 tokens"] * 2
 
 
 def test_what_there_is_no_time_for_is_said():
     found = []
-    steps.measure(small(), found.append, 0.0)
+    steps.measure(told(ends_s=0.0), found.append)
     assert found[1:] == [Left(what="tiny on 1", why="no time was left")]
 
 
 def test_blocks_are_timed_by_their_length_and_number():
     found = []
-    drafts.measure(replace(DRY, blocks=(1, 2)), found.append, LATER)
+    drafts.measure(told(blocks=(1, 2)), found.append)
     assert [(each.gamma, each.blocks) for each in found] == [(3, 1), (3, 2)]
     assert all(isinstance(each, Draft) and each.seconds > 0 for each in found)
 
@@ -123,7 +124,7 @@ def test_outcomes_of_tests_are_counted_by_file(monkeypatch):
     ]
     monkeypatch.setattr(commands, "_run", lambda _, hear, __: list(map(hear, lines)) and 1)
     found = []
-    commands.tests(DRY, found.append, LATER)
+    commands.tests(told(), found.append)
     assert found == [
         Left(what="tests/gpu/test_a.py::test_two[PASSED b]", why="failed"),
         Fact(what="tests/gpu/test_a.py", value=1, unit="passed"),
@@ -133,24 +134,24 @@ def test_outcomes_of_tests_are_counted_by_file(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "problem"),
     [
         (["--dry", "--tasks", "nothing"], "--tasks: 'nothing' is none of tests, real, steps"),
         (["--dry", "--limit-s", "5"], "--limit-s: 5 is not from 20 to 3600 seconds; type"),
         (["--dry", "--target", "no/such/model/at all"], "model.target"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(words, told, tmp_path, capsys):
+def test_what_cannot_be_measured_is_refused(words, problem, tmp_path, capsys):
     assert main(["--out", str(tmp_path), *words]) == 1
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert problem in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_help_has_examples_and_tasks(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
-    told = capsys.readouterr().out
-    assert "python -m bench.gpu --out DIR --tasks steps drafts" in told
-    assert "blocks of DSpark shapes" in told
+    shown = capsys.readouterr().out
+    assert "python -m bench.gpu --out DIR --tasks steps drafts" in shown
+    assert "blocks of DSpark shapes" in shown
 
 
 @pytest.mark.slow
