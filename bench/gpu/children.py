@@ -54,8 +54,9 @@ def run(
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str | None]") -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line.rstrip("\n"))
+    with process.stdout as stream:
+        for line in stream:
+            lines.put(line.rstrip("\n"))
     lines.put(None)
 
 

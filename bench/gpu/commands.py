@@ -38,17 +38,20 @@ _CHATS, _DRAFTER = "chats", "dspark"  # folders in --out
 def tests(given: Given, report: Report) -> None:
     """tests/gpu, which hold a device against the CPU; all are skipped where there is none."""
     files = sorted(path.name for path in (_ROOT / "tests/gpu").glob("test_*.py"))
-    files.sort(key=lambda name: name not in _TESTS_FIRST)
+    files.sort(key=lambda name: (*_TESTS_FIRST, name).index(name))
     counts: dict[str, Counter[str]] = {}
 
     def hear(line: str) -> None:
-        say(line)
         found = _OUTCOME.match(line)
         if found is None:
+            say(line)
             return
         path, name, outcome = found.groups()
+        if path not in counts:
+            say(f"{path} ...")
         counts.setdefault(path, Counter())[outcome] += 1
         if outcome in ("FAILED", "ERROR"):
+            say(line)
             report(Left(what=f"{path}::{name}", why=outcome.lower()))
 
     words = ["-m", "pytest", "-v", "--no-header", "-p", "no:cacheprovider", "--tb=short"]

@@ -4,10 +4,9 @@ import torch
 
 from bench.gpu.records import Draft, Found, Left, Report
 from bench.gpu.scale import Given, Scale
-from bench.gpu.shapes import DTYPE, Shape, block_drafter_of
+from bench.gpu.shapes import DTYPE, Shape, backend_on, block_drafter_of
 from bench.gpu.steps import give_back
 from specserve.backends.base import Backend
-from specserve.backends.choose import choose_backend
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import time_drafts
 from specserve.settings.config import NUM_KEPT
@@ -18,7 +17,7 @@ _CONTEXT = 2048  # positions that all rows may have
 def measure(given: Given, report: Report) -> None:
     """As a draft process measures itself at its start, while there is time."""
     scale = given.scale
-    backend = choose_backend(torch.device(scale.device), cuda_graphs=True)
+    backend = backend_on(scale.device)
     for shape in scale.drafted_for:
         for gamma in scale.gammas:
             what = f"dspark of {gamma} tokens for {shape.name}"

@@ -3,10 +3,11 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.gpu.shapes import Shape
 
-_QWEN = {
+_QWEN: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 151_936,
@@ -26,7 +27,10 @@ _LLAMA = _QWEN | {
 }
 
 
-def _config(base: dict[str, object], layers: int, hidden: int, width: int, heads: int) -> dict:
+Config = dict[str, Any]
+
+
+def _config(base: Config, layers: int, hidden: int, width: int, heads: int) -> Config:
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": width}
     return base | sizes | {"num_attention_heads": heads}
 
@@ -136,7 +140,7 @@ DRY = Scale(
     baseline_tokens=4,
     sweep=("--batch-sizes", "1,2", "--repeats", "1", "--requests", "1", "--max-tokens", "12",
            "--warm-up", "0", "--num-prompts", "2", "--unpinned"),
-    chat_flags=("--rows", "4", "--tokens", "300", "--max-tokens", "16", "--threads", "1"),
+    chat_flags=("--rows", "8", "--tokens", "2500", "--max-tokens", "48", "--threads", "1"),
     train_flags=("--layers", "1", "--anchors", "4", "--tokens-per-step", "512", "--threads", "1"),
     train_steps=2,
 )  # fmt: skip

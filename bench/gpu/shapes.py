@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from specserve.backends.base import Backend
+from specserve.backends.choose import choose_backend
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialect_deepspec import read_deepspec
 from specserve.drafters.dspark import block_tensors, load_dspark
@@ -22,6 +24,7 @@ from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec, decoder_spec
 from specserve.models.loader import assemble, expected_tensors
 from specserve.models.parallel import TensorParallel
+from specserve.settings.hardware import probe
 from specserve.settings.resolve import kv_bytes_per_token
 from target_node.runner import Runner
 
@@ -90,6 +93,13 @@ class RandomCheckpoint(Checkpoint):
         return torch.empty(sizes, dtype=DTYPE, device=self._device).uniform_(-bound, bound)
 
 
+def backend_on(device: str) -> Backend:
+    """The device's, with its graphs; on a CPU that which it hands to what it has no graph of."""
+    if device == "cpu":
+        return TorchBackend(torch.device(device))
+    return choose_backend(torch.device(device), cuda_graphs=True)
+
+
 def runner_of(shape: Shape, backend: Backend, *, most_slots: int, share: float) -> Runner:
     """A rank's runner, with a pool of at most `most_slots` tokens or of a `share` of free memory.
 
@@ -100,9 +110,11 @@ def runner_of(shape: Shape, backend: Backend, *, most_slots: int, share: float) 
     weights = RandomCheckpoint(expected_tensors(spec), backend.device)
     num_positions = spec.max_position_embeddings
     model = assemble(spec, weights, TensorParallel(), parts, num_positions=num_positions)
-    if backend.device.type == "cuda":
+    is_gpu = backend.device.type == "cuda"
+    if is_gpu:
         torch.cuda.empty_cache()  # what stacking weights took
-    room = int(share * backend.free_bytes()) // kv_bytes_per_token(spec, dtype="bfloat16")
+    free = backend.free_bytes() if is_gpu else probe().available_memory
+    room = int(share * free) // kv_bytes_per_token(spec, dtype="bfloat16")
     num_blocks = 1 + min(most_slots, room) // BLOCK_SIZE
     return Runner(
         model, backend=backend, num_blocks=num_blocks, block_size=BLOCK_SIZE, deterministic=False

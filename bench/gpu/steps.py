@@ -11,9 +11,8 @@ import torch
 
 from bench.gpu.records import Fact, Found, Left, Report, Step
 from bench.gpu.scale import Given, Grid, Scale
-from bench.gpu.shapes import BLOCK_SIZE, bytes_read, runner_of
+from bench.gpu.shapes import BLOCK_SIZE, backend_on, bytes_read, runner_of
 from specserve.backends.base import Backend
-from specserve.backends.choose import choose_backend
 from specserve.models.attention import AttentionBatch
 from target_node.batch import ForwardBatch
 from target_node.runner import Runner
@@ -25,7 +24,7 @@ _NO_TIME = "no time was left"
 def measure(given: Given, report: Report) -> None:
     """Every grid in turn, while there is time."""
     scale = given.scale
-    backend = choose_backend(torch.device(scale.device), cuda_graphs=True)
+    backend = backend_on(scale.device)
     bytes_per_s = bandwidth(backend.device, scale.copied_bytes)
     report(Fact(what="a copy reads and writes", value=bytes_per_s / 1e9, unit="GB/s"))
     for grid in scale.grids:

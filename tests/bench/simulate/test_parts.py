@@ -59,8 +59,9 @@ def test_steps_are_those_of_a_share_and_what_ranks_exchange():
     assert parts.steps_of(QWEN_32B.name, 2, STEPS) is None
 
 
+@pytest.mark.slow
 def test_services_are_predicted_with_every_drafter_that_was_measured(file):
-    found = parts.predict(file, (1,), 300, "python -m bench.simulate")
+    found = parts.predict(file, (1,), 60, "python -m bench.simulate")
     label = f"{QWEN_32B.name} / {QWEN_06B.name}, 4+1"
     assert list(found.plain) == [label, f"{QWEN_32B.name} / DSpark of 7, 4+1"]
     by_arm = {each.arm: each for each in found.loads if each.system == label}
@@ -74,10 +75,14 @@ def test_services_are_predicted_with_every_drafter_that_was_measured(file):
 
 def test_a_page_is_renewed_at_the_mark_of_parts_alone(file, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "SIZES", (1,))
+    monkeypatch.setattr(command, "QUICK", command.QUICK._replace(tokens=1))
+    found = msgspec.json.decode(file.read_bytes(), type=Results)
+    path = tmp_path / "results.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, tasks=found.tasks[:1])))
     page = tmp_path / "page.md"
     others = "<!-- simulated: verdict -->\nas it was\n<!-- end -->\n"
     page.write_text(f"{others}<!-- simulated: parts -->\nnone\n<!-- end -->\n")
-    words = ["--quick", "--out", str(tmp_path / "out"), "--page", str(page), "--parts", str(file)]
+    words = ["--quick", "--out", str(tmp_path / "out"), "--page", str(page), "--parts", str(path)]
     assert command.main(words) == 0
     text = page.read_text()
     assert text.startswith(others)
