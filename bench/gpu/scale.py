@@ -138,9 +138,9 @@ DRY = Scale(
     draft_layers=1,
     baselines=((_DRY_SHAPE, 2),),
     baseline_tokens=4,
-    sweep=("--batch-sizes", "1,2", "--repeats", "1", "--requests", "1", "--max-tokens", "12",
+    sweep=("--batch-sizes", "1", "--repeats", "1", "--requests", "1", "--max-tokens", "12",
            "--warm-up", "0", "--num-prompts", "2", "--unpinned"),
-    chat_flags=("--rows", "8", "--tokens", "2500", "--max-tokens", "48", "--threads", "1"),
+    chat_flags=("--rows", "16", "--tokens", "6500", "--max-tokens", "224", "--threads", "1"),
     train_flags=("--layers", "1", "--anchors", "4", "--tokens-per-step", "512", "--threads", "1"),
     train_steps=2,
 )  # fmt: skip
