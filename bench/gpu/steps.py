@@ -40,6 +40,9 @@ def measure(given: Given, report: Report) -> None:
             report(Left(what=what, why=f"does not fit: {_first_line(error)}"))
         report(Fact(what=f"{what}, in all", value=time.monotonic() - began_s, unit="s"))
         give_back(backend)
+    # Whose attention it was, and how many forwards were captured.
+    count = backend.num_first_calls
+    report(Fact(what=backend.description, value=count, unit="shapes captured"))
 
 
 def bandwidth(device: torch.device, num_bytes: int) -> float:

@@ -1,6 +1,8 @@
 """The steps that need no GPU to be wrong: forwards, blocks, limits, and what is refused."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -14,6 +16,7 @@ from bench.gpu.records import Draft, Fact, Left, Step, read_results, tables
 from bench.gpu.scale import DRY, FULL, LLAMA_70B, QWEN_8B, QWEN_32B, Given, Grid
 from bench.gpu.shapes import Shape, bytes_read
 from bench.processes import descendants
+from tests.architecture.sources import ROOT
 
 SHAPE = DRY.drafted_for[0]
 LATER = float("inf")
@@ -46,7 +49,8 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured():
 def test_what_there_is_no_time_for_is_said():
     found = []
     steps.measure(told(ends_s=0.0), found.append)
-    assert found[1:] == [Left(what="tiny on 1", why="no time was left")]
+    assert found[1:-1] == [Left(what="tiny on 1", why="no time was left")]
+    assert found[-1].what == "torch on cpu"  # which computed
 
 
 def test_blocks_are_timed_by_their_length_and_number():
@@ -152,6 +156,16 @@ def test_the_help_has_examples_and_tasks(capsys):
     shown = capsys.readouterr().out
     assert "python -m bench.gpu --out DIR --tasks steps drafts" in shown
     assert "blocks of DSpark shapes" in shown
+
+
+@pytest.mark.slow
+def test_the_script_of_a_device_runs_the_bench_and_ends_as_it_does(tmp_path):
+    words = [ROOT / "bench/gpu/on_device.sh", "--dry", "--tasks", "nothing"]
+    environment = {**os.environ, "OUT": str(tmp_path)}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"results in {tmp_path}/gpu" in ended.stdout
+    assert "--tasks: 'nothing' is none of" in " ".join(ended.stderr.split())
 
 
 @pytest.mark.slow
