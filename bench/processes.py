@@ -38,10 +38,10 @@ def usage(pid: int | None = None) -> Usage:
     return Usage(ran_s=ran_ns / 1e9, waited_s=waited_ns / 1e9)
 
 
-def descendants() -> set[int]:
-    """This process, its children, theirs and so on."""
-    parents = _parents()
-    return {pid for pid in parents if _descends(pid, os.getpid(), parents)}
+def descendants(ancestor: int | None = None) -> set[int]:
+    """A process, its children, theirs and so on; of this one by default."""
+    parents, ancestor = _parents(), os.getpid() if ancestor is None else ancestor
+    return {pid for pid in parents if _descends(pid, ancestor, parents)}
 
 
 def children_of(parents: Collection[int], role: str) -> set[int]:

@@ -60,7 +60,7 @@ def append_ballast_layer(model: Any, width: int) -> None:  # noqa: ANN401
     config.num_hidden_layers = len(layers)
 
 
-class _Arrivals(BaseStreamer):
+class Arrivals(BaseStreamer):
     """Notes when each step's tokens are known. The first call brings the prompts."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Reference:
         self._model = load_reference(setup)
 
     def __call__(self, job: GenerateJob) -> BatchTrace:
-        arrivals = _Arrivals()
+        arrivals = Arrivals()
         sampled = job.temperature > 0
         # Off: the default for top_k is 50, and the service samples from the whole vocabulary.
         sampling = {"temperature": job.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}

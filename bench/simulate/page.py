@@ -21,6 +21,7 @@ NAMES = (
     "vectors", "published", "sensitivity", "backups", "draft_devices", "measured", "budgets",
     "beliefs", "hosted", "shared", "predicted", "placed", "verdict", "conclusion",
 )  # fmt: skip
+PARTS = "parts"  # by measured parts, which are simulated by themselves
 
 
 def check_page(page: Path) -> None:
@@ -34,19 +35,25 @@ def check_page(page: Path) -> None:
     if not marks:
         raise InvalidField("--page", f"{page} has no mark such as <!-- simulated: published -->")
     for _, name, _ in marks:
-        if name not in NAMES:
-            raise InvalidField("--page", f"nothing is called {name!r} (known: {', '.join(NAMES)})")
+        if name not in (*NAMES, PARTS):
+            known = ", ".join((*NAMES, PARTS))
+            raise InvalidField("--page", f"nothing is called {name!r} (known: {known})")
 
 
-def renew_page(page: Path, results: Results) -> None:
-    """Write anew what is marked of a page that was checked."""
+def renew_page(page: Path, blocks: Mapping[str, str]) -> None:
+    """Write anew what is marked by the names of `blocks`, of a page that was checked."""
     text = page.read_text(encoding="utf-8")
-    page.write_text(renewed(text, blocks_of(results)), encoding="utf-8")
+    page.write_text(renewed(text, blocks), encoding="utf-8")
 
 
 def renewed(text: str, blocks: Mapping[str, str]) -> str:
-    """`text` with all that is marked as it is now."""
-    return _MARKED.sub(lambda found: f"{found[1]}\n{blocks[found[2]]}\n\n{found[3]}", text)
+    """`text` with all that is marked so as it is now."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found[2]
+        return f"{found[1]}\n{blocks[name]}\n\n{found[3]}" if name in blocks else found[0]
+
+    return _MARKED.sub(block, text)
 
 
 def blocks_of(results: Results) -> dict[str, str]:

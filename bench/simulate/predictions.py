@@ -84,13 +84,14 @@ def at_loads(system: System, sizes: Sequence[int], tokens_each: int) -> list[Loa
     found: list[Load] = []
     for size in sizes:
         arms = arms_of(system, setting_of(system, size))
-        made = {arm: _made(each, tokens_each) for arm, each in arms.items()}
+        made = {arm: made_of(each, tokens_each) for arm, each in arms.items()}
         off = next(iter(made.values()))
         found += [as_load(system.name, arms[arm], arm, each, off) for arm, each in made.items()]
     return found
 
 
-def _made(setting: Setting, tokens_each: int) -> Outcome:
+def made_of(setting: Setting, tokens_each: int) -> Outcome:
+    """What a service does; one that chooses by what it measures is given time to."""
     if setting.mode in ("off", "sync"):
         return simulate(setting, tokens_each=tokens_each)
     return simulate(setting, tokens_each=_LONGER * tokens_each, warm_up=_LEARNING)
@@ -106,7 +107,7 @@ def with_host(system: System, sizes: Sequence[int], tokens_each: int) -> list[Lo
             for arm, each in arms_of(system, setting).items()
             if f"{system.num_devices}+" in arm
         }
-        made = {arm: _made(each, tokens_each) for arm, each in arms.items()}
+        made = {arm: made_of(each, tokens_each) for arm, each in arms.items()}
         off = next(iter(made.values()))
         found += [as_load(system.name, arms[arm], arm, each, off) for arm, each in made.items()]
     return found
@@ -118,7 +119,7 @@ def for_one_request(family: Family, sync_tokens_per_s: float, tokens: int) -> fl
     base = setting_of(system, 1)
     accept = engine_of(family, sync_tokens_per_s).accept
     setting = replace(base, texts=replace(base.texts, accept=(accept,)), mode="async")
-    return _made(setting, tokens).tokens_per_s
+    return made_of(setting, tokens).tokens_per_s
 
 
 def sharing(

@@ -109,6 +109,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--warm-up", type=float, metavar="S", help="of every load, for async and auto")
     add("--latency-target-ms", type=float, nargs=2, metavar=("TTFT", "TPOT"),
         help="what goodput counts (default: 2000 100)")  # fmt: skip
+    add("--budget", type=float, metavar="S",
+        help="after so many seconds as little as possible of what is left (default: none, quick "
+        f"{QUICK.budget_s:.0f})")  # fmt: skip
+    add("--texts-may-differ", action="store_true",
+        help="compare no texts: a GPU's services are then as launch starts them, by default "
+        "deterministic")  # fmt: skip
     add("--interactivity", type=float, metavar="TOK/S", help="for each user (default: 10)")
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
     add_prompt_options(parser, str(FULL.max_tokens))
@@ -131,6 +137,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
         "requests": arguments.requests,
         "repeats": arguments.repeats,
         "warm_up_s": arguments.warm_up,
+        "budget_s": arguments.budget,
     }
     if arguments.batch_sizes:
         sizes = read_numbers("--batch-sizes", arguments.batch_sizes, int, "1,4,16")
@@ -183,7 +190,9 @@ class Wanted:
         self.said: str = arguments.flags
         self.flags = ["--device", self.device, *split_flags("--flags", arguments.flags)]
         is_gpu = self.device == "cuda"
-        self.flags += ["--deterministic"] if is_gpu else []  # else batches may change texts there
+        self.texts_may_differ: bool = arguments.texts_may_differ
+        # Else batches may change texts there.
+        self.flags += ["--deterministic"] if is_gpu and not self.texts_may_differ else []
         # One GPU may have to do for both.
         self.flags += ["--oversubscribe"] if is_gpu or not self.is_pinned else []
         ballast = num_params(self.ballast)
@@ -200,6 +209,7 @@ class Wanted:
             questions=questions,
             flags=tuple(self.flags),
             is_pinned=self.is_pinned,
+            texts_may_differ=self.texts_may_differ,
         )
 
     @property
@@ -213,6 +223,7 @@ class Wanted:
             flags=self.said,
             prompts=_digest(self.chosen),
             is_pinned=self.is_pinned,
+            texts_may_differ=self.texts_may_differ,
         )
 
 

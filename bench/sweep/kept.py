@@ -29,6 +29,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     flags: str  # of all services
     prompts: str  # digest of what is asked
     is_pinned: bool
+    texts_may_differ: bool = False  # none were compared, and none had to be deterministic
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True, tag="session"):

@@ -95,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("--repeats", self.repeats, 1, 1000),
             ("--threads", self.threads, 1, 1024),
             ("--warm-up", self.warm_up_s, 0, 3600),
+            ("--budget", 1 if self.budget_s is None else self.budget_s, 1, 2**20),
         ):
             if not least <= value <= most:
                 problem = f"{value:g} is not from {least:g} to {most:g}; type a figure that is"

@@ -28,6 +28,14 @@ _MOST = torch.finfo(torch.float16).max
 _HALVES = ("BF16", "F16")  # as safetensors calls them
 
 
+class Weights(Protocol):
+    """Where tensors come from."""
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        """The tensor `name`, or the `part` of it that is wanted."""
+        ...
+
+
 def load_model(
     folder: str | Path,
     *,
@@ -79,8 +87,29 @@ def load_with(
         checkpoint.check(expected_tensors(spec), optional)
         if spec.tie_word_embeddings:
             refuse_another_head(checkpoint)
-        builder = _Builder(padded, checkpoint, parallel, parts)
-        return builder.build(min(num_positions or own_len, own_len))
+        return assemble(
+            padded,
+            checkpoint,
+            parallel,
+            parts,
+            num_positions=min(num_positions or own_len, own_len),
+        )
+
+
+def assemble(
+    spec: ModelSpec,
+    weights: Weights,
+    parallel: TensorParallel,
+    parts: LayerParts,
+    *,
+    num_positions: int,
+) -> Transformer:
+    """This rank's share of the model that `spec` describes, of `weights` as checkpoints name them.
+
+    They are taken to be what `expected_tensors` says, wherever they come from.
+    """
+    with torch.inference_mode():
+        return _Builder(spec, weights, parallel, parts).build(num_positions)
 
 
 def refuse_another_head(checkpoint: Checkpoint) -> None:
@@ -129,15 +158,9 @@ def layer_tensors(spec: ModelSpec, width: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-class _Weights(Protocol):
-    """Where a layer's tensors come from."""
-
-    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True)
 class _StoredLayer:
-    checkpoint: Checkpoint
+    checkpoint: Weights
     index: int
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
@@ -169,7 +192,7 @@ class _Builder:
     def __init__(
         self,
         spec: ModelSpec,
-        checkpoint: Checkpoint,
+        checkpoint: Weights,
         parallel: TensorParallel,
         parts: LayerParts,
     ) -> None:
@@ -235,23 +258,23 @@ class _Builder:
         dealt = deal_heads(spec.num_heads, spec.num_kv_heads, self._parallel.size)
         return tuple(heads.queries.times(spec.head_dim) for heads in dealt)
 
-    def _layer_weights(self, index: int, width: int) -> _Weights:
+    def _layer_weights(self, index: int, width: int) -> Weights:
         if index < self._spec.num_real_layers:
             return _StoredLayer(self._checkpoint, index)
         generator = torch.Generator().manual_seed(index)
         return _BallastLayer(layer_tensors(self._spec, width), generator)
 
-    def _norm(self, weights: _Weights, name: str) -> RMSNorm:
+    def _norm(self, weights: Weights, name: str) -> RMSNorm:
         return RMSNorm(self._place(weights.read(name)), self._spec.rms_norm_eps)
 
-    def _qk_norm(self, weights: _Weights) -> RMSNorm:
+    def _qk_norm(self, weights: Weights) -> RMSNorm:
         """One norm over this rank's query and key heads: weight [heads + kv_heads, head_dim]."""
         heads = self._parallel.share_heads(self._spec.num_heads, self._spec.num_kv_heads)
         q = weights.read("self_attn.q_norm.weight").expand(len(heads.queries), -1)
         k = weights.read("self_attn.k_norm.weight").expand(len(heads.kv), -1)
         return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
 
-    def _linear(self, weights: _Weights, names: list[str], shares: Shares) -> Linear:
+    def _linear(self, weights: Weights, names: list[str], shares: Shares) -> Linear:
         """This rank's rows of several weights, as one product."""
         parts = [
             self._place(weights.read(name, (share.entries, slice(None))))
@@ -259,7 +282,7 @@ class _Builder:
         ]
         return self._parts.linear(parts, shares)
 
-    def _project(self, weights: _Weights, name: str, inputs: Shares) -> Projection:
+    def _project(self, weights: Weights, name: str, inputs: Shares) -> Projection:
         """Closed by all ranks together; `inputs`: every rank's, as what comes before gives them."""
         parallel, hidden_size = self._parallel, self._spec.hidden_size
         if self._parts.deterministic:

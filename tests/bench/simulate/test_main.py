@@ -52,13 +52,13 @@ def test_a_page_is_renewed_between_its_marks(results, tmp_path):
     begins, ends = "before\n<!-- simulated: published -->\n", "<!-- end -->\nbehind\n"
     page.write_text(begins + "| old |\n" + ends)
     check_page(page)
-    renew_page(page, results)
+    renew_page(page, blocks_of(results))
     text = page.read_text()
     assert text.startswith(begins)
     assert text.endswith(ends)
     assert "old" not in text
     assert f"| {results.published[0].data_set} |" in text
-    renew_page(page, results)
+    renew_page(page, blocks_of(results))
     assert page.read_text() == text
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.sweep import __main__ as command
 from bench.sweep.__main__ import build_parser, main, read_plan, read_targets
 from bench.sweep.plan import Load
 from specserve.errors import InvalidField
@@ -37,6 +38,16 @@ def test_everything_is_1_to_64_requests_at_both_temperatures():
     assert found.temperatures == (0.0, 1.0)
     assert found.max_tokens == 128
     assert found.budget_s is None
+    assert plan("--budget", "60").budget_s == 60
+    with pytest.raises(InvalidField, match=r"--budget: 0 is not from 1"):
+        plan("--budget", "0")
+
+
+@pytest.mark.parametrize(("words", "is_fixed"), [((), True), (("--texts-may-differ",), False)])
+def test_services_of_a_gpu_are_deterministic_unless_texts_may_differ(words, is_fixed, monkeypatch):
+    monkeypatch.setattr(command, "check_service", lambda *_: None)  # which asks for the GPU
+    given = build_parser().parse_args(["--target", "tiny", "--device", "cuda", *words])
+    assert ("--deterministic" in command.Wanted(given).flags) == is_fixed
 
 
 def test_rates_stand_alone_unless_batch_sizes_are_named():

@@ -73,7 +73,13 @@ class Stage:
     """Services that are not there; notes what they are asked."""
 
     def __init__(
-        self, monkeypatch, out: Path, plan: Plan = PLAN, *, request_s: float = 0.0
+        self,
+        monkeypatch,
+        out: Path,
+        plan: Plan = PLAN,
+        *,
+        request_s: float = 0.0,
+        texts_may_differ: bool = False,
     ) -> None:
         self.turns: list[tuple[str, Turn]] = []
         self.now_s = 0.0
@@ -83,7 +89,7 @@ class Stage:
         monkeypatch.setattr(run, "ask", self._ask)
         options = Options(
             target=EMBEDDED_TARGET, ballast=0, arms=tuple(ARMS), plan=plan, questions=QUESTIONS,
-            flags=(), is_pinned=False,
+            flags=(), is_pinned=False, texts_may_differ=texts_may_differ,
         )  # fmt: skip
         measured = Measured(
             plan=plan, target="tiny", ballast="none", drafter="", device="cpu", flags="",
@@ -165,8 +171,11 @@ def test_what_is_gone_on_with_is_warmed_up_for_all_that_is_left(monkeypatch, tmp
     assert len(others) == 10
 
 
-def test_a_text_that_differs_ends_the_run_and_is_not_kept(monkeypatch, tmp_path):
-    stage = Stage(monkeypatch, tmp_path)
+@pytest.mark.parametrize("texts_may_differ", [False, True])
+def test_a_text_that_differs_ends_the_run_and_is_not_kept_unless_it_may(
+    texts_may_differ, monkeypatch, tmp_path
+):
+    stage = Stage(monkeypatch, tmp_path, texts_may_differ=texts_may_differ)
     ask = stage._ask
 
     def changed(service: str, turn: Turn) -> Asked:
@@ -174,6 +183,10 @@ def test_a_text_that_differs_ends_the_run_and_is_not_kept(monkeypatch, tmp_path)
         return ask(service, turn)
 
     monkeypatch.setattr(run, "ask", changed)
+    if texts_may_differ:
+        stage.run.measure(None)
+        assert len(stage.kept.cells) == 36
+        return
     with pytest.raises(SpecserveError, match="speculation must not change texts"):
         stage.run.measure(None)
     assert [kept.arm for kept in stage.kept.cells] == ["off"]
