@@ -60,7 +60,6 @@ def server_info_of(service: Service) -> pb.GetServerInfoResponse:
         data_parallel_size=1,
         kv_cache_dtype=ready.kv_dtype,
         block_size=ready.block_size,
-        attention_backend=ready.backend,
         model_dtype=ready.dtype,
         max_num_seqs=ready.max_batch_rows,
     )

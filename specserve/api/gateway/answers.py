@@ -65,6 +65,8 @@ class Answers:
                     yield pb.GenerateResponse(chunk=self._chunk_of(event, is_first=is_first))
             case Finished():
                 for end in event.samples:
+                    if self._is_stream:
+                        yield pb.GenerateResponse(chunk=self._last_chunk_of(end, event.usage))
                     yield pb.GenerateResponse(complete=self._complete_of(end, event.usage))
             case _:
                 pass
@@ -77,6 +79,15 @@ class Answers:
             output_logprobs=_output_logprobs(delta.logprobs),
             input_logprobs=self._input_logprobs() if is_first else None,
             index=delta.sample_index,
+        )
+
+    def _last_chunk_of(self, end: SampleEnd, usage: Usage) -> pb.GenerateStreamChunk:
+        """Without tokens. Gateways read the prompt's cached tokens of chunks, and they are known
+        only now."""
+        return pb.GenerateStreamChunk(
+            prompt_tokens=usage.num_prompt_tokens,
+            cached_tokens=usage.num_cached_tokens,
+            index=end.sample_index,
         )
 
     def _complete_of(self, end: SampleEnd, usage: Usage) -> pb.GenerateComplete:
