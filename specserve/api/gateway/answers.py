@@ -14,9 +14,10 @@ from specserve.types import Logprobs, TokenOrigin
 
 
 class _Sample:
-    """What there is of one sample so far."""
+    """What there is of one sample so far. `num_bytes`: that its end will have, at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
         self.num_verified = 0  # drafted tokens, in rounds of which something was sent
@@ -25,6 +26,7 @@ class _Sample:
     def add(self, delta: TokenDelta) -> None:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
+        self.num_bytes += len(delta.token_ids) + _least_bytes(delta.logprobs or ())
         self.num_verified += delta.verify_len
         self.num_accepted += delta.origins.count(TokenOrigin.DRAFTED)
 
@@ -46,12 +48,19 @@ class Answers:
         self._samples: dict[int, _Sample] = {}
 
     def of(self, event: Event) -> Iterator[pb.GenerateResponse]:
-        """What the gateway gets of it. Raises Exhausted for a message that could not be sent."""
+        """What the gateway gets of it.
+
+        Raises Exhausted for a message that could not be sent; where an answer comes as a whole, as
+        soon as it is sure to be one: else it would be decoded to its end for nothing.
+        """
         for message in self._of(event):
-            if (num_bytes := message.ByteSize()) > self._max_bytes:
-                problem = f"the answer has {num_bytes} bytes, the limit is {self._max_bytes}"
-                raise Exhausted(f"max_message_bytes: {problem}; ask for fewer tokens or logprobs")
+            self._refuse_if_more(message.ByteSize())
             yield message
+
+    def _refuse_if_more(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            problem = f"the answer is larger than {self._max_bytes} bytes"
+            raise Exhausted(f"max_message_bytes: {problem}; ask for fewer tokens or logprobs")
 
     def _of(self, event: Event) -> Iterator[pb.GenerateResponse]:
         match event:
@@ -60,9 +69,13 @@ class Answers:
                 self._prompt_logprobs += event.prompt_logprobs
             case TokenDelta() if event.token_ids:  # others hold text alone
                 is_first = event.sample_index not in self._samples
-                self._samples.setdefault(event.sample_index, _Sample()).add(event)
+                prompt_bytes = _least_bytes(self._prompt_logprobs) if is_first else 0
+                sample = self._samples.setdefault(event.sample_index, _Sample(prompt_bytes))
+                sample.add(event)
                 if self._is_stream:
                     yield pb.GenerateResponse(chunk=self._chunk_of(event, is_first=is_first))
+                else:
+                    self._refuse_if_more(sample.num_bytes)
             case Finished():
                 for end in event.samples:
                     if self._is_stream:
@@ -91,7 +104,7 @@ class Answers:
         )
 
     def _complete_of(self, end: SampleEnd, usage: Usage) -> pb.GenerateComplete:
-        sample = self._samples.get(end.sample_index, _Sample())
+        sample = self._samples.get(end.sample_index, _Sample(0))
         complete = pb.GenerateComplete(
             output_ids=sample.token_ids,
             finish_reason=end.finish_reason.value,
@@ -125,6 +138,11 @@ class Answers:
             token_ids=[*self._prompt_ids[:1], *(each.token_id for each in positions)],
             top_logprobs=[pb.TopLogProbs(), *map(_top_of, positions)],
         )
+
+
+def _least_bytes(positions: Sequence[Logprobs]) -> int:
+    """Of log probabilities in a message: for each token a number of four bytes and an id of one."""
+    return 5 * sum(1 + len(each.top_ids) for each in positions)
 
 
 def _output_logprobs(positions: Sequence[Logprobs] | None) -> pb.OutputLogProbs | None:

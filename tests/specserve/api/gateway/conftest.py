@@ -12,7 +12,8 @@ PROMPT_IDS = [5, 6, 7]
 
 @pytest.fixture
 def worker(rig) -> Iterator[stubs.VllmEngineStub]:
-    """The shared service, as its gateway sees it."""
+    """The shared service, as its gateway sees it; it is soon done."""
+    rig.target.per_round = 8
     with grpc.insecure_channel(rig.address) as channel:
         yield stubs.VllmEngineStub(channel)
 

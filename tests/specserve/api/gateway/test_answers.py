@@ -118,11 +118,11 @@ def test_a_text_is_a_prompt_as_well(rig, worker):
 def test_an_answer_that_cannot_be_sent_ends_with_the_limit(make_rig, stream):
     rig = make_rig(max_message_bytes=900)
     rig.script("the lazy dog " * 40)
-    rig.target.per_round = 200
+    rig.target.per_round = 60
     with grpc.insecure_channel(rig.address) as channel:
         worker = stubs.VllmEngineStub(channel)
         error = refusal(worker.Generate(asking(logprobs=2, max_tokens=400, stream=stream)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "the limit is 900; ask for fewer tokens" in error.details()
+    assert "larger than 900 bytes; ask for fewer tokens" in error.details()
     counted = rig.service.metrics.text().decode()
     assert 'request_failure_total{code="RESOURCE_EXHAUSTED",model_name="scripted"} 1.0' in counted
