@@ -15,10 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -52,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="of each `specserve launch`, as one word (default: %(default)r)")  # fmt: skip
     parser.add_argument("--requests", type=int, default=48, metavar="N")
     parser.add_argument("--concurrency", type=int, default=6, metavar="N")
-    parser.add_argument("--max-tokens", type=int, default=48, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=32, metavar="N")
     return parser
 
 
@@ -103,9 +105,9 @@ def free_ports(number: int) -> list[int]:
 
 
 @contextmanager
-def gateway(words: Sequence[str], venv: Path, port: int, log: Path) -> Generator[str]:
+def gateway(words: Sequence[str], venv: Path, port: int) -> Generator[str]:
     """A process of it while inside; yields its URL once it is ready. Raises OSError without one."""
-    with log.open("wb") as output:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [str(venv / "bin" / words[0]), *words[1:]],
             stdin=subprocess.DEVNULL,
@@ -114,7 +116,7 @@ def gateway(words: Sequence[str], venv: Path, port: int, log: Path) -> Generator
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_ready(process, f"{url}/readiness", log)
+            _await_ready(process, f"{url}/readiness", output)
             yield url
         finally:
             process.terminate()
@@ -125,15 +127,16 @@ def gateway(words: Sequence[str], venv: Path, port: int, log: Path) -> Generator
                 process.wait()
 
 
-def _await_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+def _await_ready(process: "subprocess.Popen[bytes]", url: str, output: IO[bytes]) -> None:
     limit_s = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < limit_s:
         with suppress(URLError, ConnectionError), urlopen(url, timeout=5) as answer:
             if b'"healthy_workers":2' in answer.read():
                 return
         time.sleep(_LOOK_EVERY_S)
-    last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
-    raise OSError(f"the gateway has not found both workers: {' '.join(last)}")
+    output.seek(0)
+    said = output.read().decode(errors="replace").splitlines()[-1:]
+    raise OSError(f"the gateway has not found both workers: {' '.join(said)}")
 
 
 def run(arguments: argparse.Namespace, transcript: Transcript) -> Load:
@@ -144,7 +147,7 @@ def run(arguments: argparse.Namespace, transcript: Transcript) -> Load:
     with workers(2, flags) as (kept, killed):
         words = gateway_words(port, metrics_port, [kept.address, killed.address])
         transcript.say(f"$ {shlex.join(words)}")
-        with gateway(words, arguments.venv, port, arguments.out / "gateway.log") as url:
+        with gateway(words, arguments.venv, port) as url:
             ask_samples(url, kept.address, transcript)
             before = Load(prompts, arguments.requests, arguments.max_tokens)
             ask_under_load(url, before, arguments.concurrency)
