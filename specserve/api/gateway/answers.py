@@ -23,9 +23,10 @@ class _Sample:
         self.num_verified = 0  # drafted tokens, in rounds of which something was sent
         self.num_accepted = 0
 
-    def add(self, delta: TokenDelta) -> None:
+    def add(self, delta: TokenDelta, *, keeps_logprobs: bool) -> None:
         self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or ()
+        if keeps_logprobs:
+            self.logprobs += delta.logprobs or ()
         self.num_bytes += len(delta.token_ids) + _least_bytes(delta.logprobs or ())
         self.num_verified += delta.verify_len
         self.num_accepted += delta.origins.count(TokenOrigin.DRAFTED)
@@ -71,7 +72,7 @@ class Answers:
                 is_first = event.sample_index not in self._samples
                 prompt_bytes = _least_bytes(self._prompt_logprobs) if is_first else 0
                 sample = self._samples.setdefault(event.sample_index, _Sample(prompt_bytes))
-                sample.add(event)
+                sample.add(event, keeps_logprobs=not self._is_stream)
                 if self._is_stream:
                     yield pb.GenerateResponse(chunk=self._chunk_of(event, is_first=is_first))
                 else:
@@ -95,8 +96,7 @@ class Answers:
         )
 
     def _last_chunk_of(self, end: SampleEnd, usage: Usage) -> pb.GenerateStreamChunk:
-        """Without tokens. Gateways read the prompt's cached tokens of chunks, and they are known
-        only now."""
+        """Without tokens: gateways read a prompt's cached tokens of chunks, and now they are known."""
         return pb.GenerateStreamChunk(
             prompt_tokens=usage.num_prompt_tokens,
             cached_tokens=usage.num_cached_tokens,
@@ -111,8 +111,8 @@ class Answers:
             prompt_tokens=usage.num_prompt_tokens,
             completion_tokens=len(sample.token_ids),
             cached_tokens=usage.num_cached_tokens,
+            output_logprobs=_output_logprobs(sample.logprobs),
             # A stream has sent them.
-            output_logprobs=None if self._is_stream else _output_logprobs(sample.logprobs),
             input_logprobs=None if self._is_stream else self._input_logprobs(),
             index=end.sample_index,
             spec_accepted_tokens=sample.num_accepted,
@@ -129,12 +129,9 @@ class Answers:
         if not self._wants_prompt_logprobs:
             return None
         positions = self._prompt_logprobs
-        values = [
-            pb.InputTokenLogProb(),
-            *(pb.InputTokenLogProb(value=p.logprob) for p in positions),
-        ]
+        known = [pb.InputTokenLogProb(value=each.logprob) for each in positions]
         return pb.InputLogProbs(
-            token_logprobs=values,
+            token_logprobs=[pb.InputTokenLogProb(), *known],
             token_ids=[*self._prompt_ids[:1], *(each.token_id for each in positions)],
             top_logprobs=[pb.TopLogProbs(), *map(_top_of, positions)],
         )
