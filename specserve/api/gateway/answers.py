@@ -96,7 +96,7 @@ class Answers:
         )
 
     def _last_chunk_of(self, end: SampleEnd, usage: Usage) -> pb.GenerateStreamChunk:
-        """Without tokens: gateways read a prompt's cached tokens of chunks, and now they are known."""
+        """Without tokens: gateways read of chunks how much of a prompt was cached."""
         return pb.GenerateStreamChunk(
             prompt_tokens=usage.num_prompt_tokens,
             cached_tokens=usage.num_cached_tokens,
