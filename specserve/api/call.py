@@ -1,6 +1,7 @@
 # pyright: strict
 """What a caller asks for, in no wire's terms, and the limits that it is held against."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -57,6 +58,20 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens_per_s: float | None = None
     skip_special_tokens: bool = True  # in texts; token ids have them either way
     trace: TraceContext = TraceContext()
+
+
+_RANDOM_SEED = -1  # to clients of vLLM; other negative ones are seeds
+_NUM_SEEDS = 2**64
+
+
+def seed_of(sent: int | None, number: int = 0) -> int | None:
+    """The seed of a call, the `number`th that a client asks for at once; None: a random one."""
+    return None if sent in (None, _RANDOM_SEED) else (sent + number) % _NUM_SEEDS
+
+
+def deadline_of(remaining_s: float | None) -> float | None:
+    """`deadline_s` of a caller who waits so long from now; None: without end."""
+    return None if remaining_s is None else time.monotonic() + remaining_s
 
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API

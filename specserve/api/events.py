@@ -37,7 +37,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     origins: list[TokenOrigin]
     cache_hit: bool | None = None
     logprobs: list[Logprobs] | None = None
-    end: SampleEnd | None = None  # of the last one; not on gRPC's wire, where `Finished` has it
+    # Not on the wire of specserve.v1, where `Finished` has both.
+    end: SampleEnd | None = None  # of the last one
+    verify_len: int = 0  # drafted tokens that the round verified
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

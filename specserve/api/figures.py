@@ -4,6 +4,8 @@
 Accept lengths include the bonus token, as everybody's do.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from specserve.api.info import ServerLoad, SpecStats
@@ -82,6 +84,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None  # for drafts, a round
     sent_per_s: tuple[float, ...]  # bytes, to each draft process
     received_per_s: tuple[float, ...]
+
+
+def figures_of(reports: Sequence[Load]) -> Figures | None:
+    """From the first to the last of one target's reports; None: there is no time between them."""
+    if not reports or reports[0].uptime_s >= reports[-1].uptime_s:
+        return None
+    return figures_between(Counts.of_report(reports[0]), Counts.of_report(reports[-1]))
 
 
 def figures_between(before: Counts, after: Counts) -> Figures:

@@ -1,6 +1,5 @@
 """Protobuf messages to our own records, field by field. Decides nothing."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -8,7 +7,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from specserve.api import events
-from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
+from specserve.api.call import ChatMessage, GenerateCall, SpecOptions, deadline_of
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import InvalidField
 from specserve.types import FinishReason, Logprobs, SamplingParams, TokenOrigin
@@ -45,11 +44,10 @@ def call_of(
     """
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
     optional = _present(request, _OPTIONAL)
-    deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
     return GenerateCall(
         prompt=_prompt_of(request, limits),
         sampling=_sampling_of(request.sampling, defaults),
-        deadline_s=deadline_s,
+        deadline_s=deadline_of(time_remaining_s),
         spec=SpecOptions(**spec),
         **optional,
     )

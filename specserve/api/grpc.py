@@ -6,24 +6,22 @@ once, which aborts the request, while a suspended generator would wait for the c
 """
 
 import asyncio
-import functools
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import grpc.aio
-import msgspec
 
 from specserve import __version__
+from specserve.api.call import GenerateCall
 from specserve.api.events import Event
 from specserve.api.from_proto import call_of
+from specserve.api.grpc_calls import counting_malformed, events_of, taken
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.keys import caller, require_admin
-from specserve.api.malformed import Malformed
 from specserve.api.service import Service
 from specserve.api.status import Context, with_status
 from specserve.api.to_proto import (
@@ -34,35 +32,15 @@ from specserve.api.to_proto import (
     spec_stats_of,
     stream_response_of,
 )
-from specserve.api.tracing import trace_context
 from specserve.errors import Cancelled, Exhausted, InvalidField, Unavailable, Unsupported, from_code
 from specserve.types import Profiled
 from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES
 
 SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "Admin", "SpecInfo"))
 
-_ResultT = TypeVar("_ResultT")
-
 _MAX_PROFILE_ROUNDS = 1000
 _MAX_DRAIN_S = 86_400.0
 _TELLING_S = 0.2  # for an answer to reach its caller
-# That a client takes nothing of its stream, whose request then ends, as the kernel ends it over
-# HTTP: while what is to be sent waits, the request has its place.
-_UNREAD_S = 30.0
-
-
-def _counting_malformed(
-    method: Callable[["GenerationServicer", Any, Context], Awaitable[_ResultT]],
-) -> Callable[["GenerationServicer", Any, Context], Awaitable[_ResultT]]:
-    """`method`, which refuses what is no message and has no session that would count it."""
-
-    @functools.wraps(method)
-    async def answer(servicer: "GenerationServicer", request: Any, context: Context) -> _ResultT:  # noqa: ANN401
-        if isinstance(request, Malformed):
-            servicer.service.refused(request.error.code)
-        return await method(servicer, request, context)
-
-    return answer
 
 
 class GenerationServicer:
@@ -71,7 +49,7 @@ class GenerationServicer:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    @_counting_malformed
+    @counting_malformed
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         builder = ResponseBuilder(self.service.max_message_bytes)
@@ -83,25 +61,23 @@ class GenerationServicer:
                     await events.athrow(error)
         return builder.build()
 
-    @_counting_malformed
+    @counting_malformed
     @with_status
     async def GenerateStream(self, request: pb.GenerateRequest, context: Context) -> None:
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
                 try:
-                    await _taken(context.write(stream_response_of(event)))
+                    await taken(context.write(stream_response_of(event)))
                 except Exhausted as error:
                     await events.athrow(error)
 
     def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
         service = self.service
-        remaining_s = context.time_remaining()
-        with service.before_session():
-            call = call_of(request, remaining_s, service.limits, service.sampling_defaults)
-        if service.tracer is not None:
-            metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
-            call = msgspec.structs.replace(call, trace=trace_context(metadata))
-        return service.session(call).stream()
+
+        def make_call(remaining_s: float | None) -> GenerateCall:
+            return call_of(request, remaining_s, service.limits, service.sampling_defaults)
+
+        return events_of(service, context, make_call)
 
 
 class ControlServicer:
@@ -232,14 +208,6 @@ class SpecInfoServicer:
             if hub.draining.is_set():
                 return
         raise Unavailable("target lost")
-
-
-async def _taken(writing: Awaitable[None]) -> None:
-    try:
-        async with asyncio.timeout(_UNREAD_S):
-            await writing
-    except TimeoutError as error:
-        raise Exhausted(f"stream: nothing of it was taken for {_UNREAD_S:g} s") from error
 
 
 def add_servicers(service: Service, server: grpc.aio.Server) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from specserve import __version__
-from specserve.api.figures import Counts, Figures, figures_between
+from specserve.api.figures import Figures, figures_of
 from specserve.api.service import Service
 from specserve.processes.roster import ChildState, read_roster
 from specserve.settings.config import Placement
@@ -92,7 +92,7 @@ def live_status(service: Service) -> LiveStatus:
         kv_cache_usage=(load.num_blocks - load.num_free_blocks) / max(1, load.num_blocks),
         round_s=load.round_s,
         step_time_error=load.step_time_error,
-        figures=_figures(hub.recent),
+        figures=figures_of(hub.recent),
         calibration=_calibration(load),
         processes=processes,
         **_of_model(ready),
@@ -102,12 +102,6 @@ def live_status(service: Service) -> LiveStatus:
 def _of_model(ready: Ready | None) -> dict[str, Any]:
     unknown = {"model": "", "speculation": "", "drafter": "", "gamma": 0, "max_model_len": 0}
     return {name: getattr(ready, name, value) for name, value in unknown.items()}
-
-
-def _figures(recent: Sequence[Load]) -> Figures | None:
-    if not recent or recent[0].uptime_s >= recent[-1].uptime_s:
-        return None
-    return figures_between(Counts.of_report(recent[0]), Counts.of_report(recent[-1]))
 
 
 def _calibration(load: Load) -> list[PositionStatus]:

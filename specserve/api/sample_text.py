@@ -41,6 +41,7 @@ class SampleText:
             cache_hit=delta.cache_hit,
             logprobs=logprobs if whole or logprobs is None else logprobs[:num_kept],
             end=self.end,
+            verify_len=delta.verify_len,
         )
 
     def _read(self, delta: SampleDelta) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specserve.api import grpc as front_end
 from specserve.api import health, unknown_calls
+from specserve.api.gateway import offer
 from specserve.api.grpc_keys import KeyRequired
 from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
@@ -35,16 +36,17 @@ class GrpcServer:
         """Bind at once; raises Unsupported naming the port if that fails."""
         self._service = service
         keys = [] if service.keys is None else [KeyRequired(service.keys)]
+        services = (*front_end.SERVICES, *offer.offered())
         self._server = unknown_calls.Server(
-            interceptors=[*keys, MalformedRequests(front_end.SERVICES, _STANDARD)],
+            interceptors=[*keys, MalformedRequests(services, _STANDARD)],
             options=_options(service.max_message_bytes),
         )
-        self._health = health.Health(front_end.SERVICES)
+        self._health = health.Health(services)
         self._health.add_to(self._server)
         service.before_drain.append(self._health.stop_serving)
         front_end.add_servicers(service, self._server)
-        names = (*front_end.SERVICES, *_STANDARD)
-        reflection.enable_server_reflection(names, self._server)
+        offer.add_to(self._server, service)
+        reflection.enable_server_reflection((*services, *_STANDARD), self._server)
         door = service.config.server
         place = f"{door.place}:{door.grpc_port}"
         try:

@@ -26,6 +26,10 @@ def test_whoever_makes_no_spans_loads_nothing_for_them(module):
     assert not loads(module, "opentelemetry")
 
 
+def test_who_has_no_package_of_the_gateways_can_serve():
+    assert not loads("specserve.api.__main__", "smg_grpc_proto")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",

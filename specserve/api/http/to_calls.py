@@ -6,12 +6,18 @@ A body of several prompts is as many calls.
 
 import re
 import secrets
-import time
 from typing import Any, cast
 
 import msgspec
 
-from specserve.api.call import ChatMessage, ChatOptions, GenerateCall, SpecOptions
+from specserve.api.call import (
+    ChatMessage,
+    ChatOptions,
+    GenerateCall,
+    SpecOptions,
+    deadline_of,
+    seed_of,
+)
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.errors import InvalidField, Unsupported
 from specserve.settings.config import DAY_S
@@ -29,8 +35,6 @@ _SAME = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "min_tokens", "n", "prompt_logprobs",
 )  # fmt: skip
-_NUM_SEEDS = 2**64
-_RANDOM_SEED = -1  # to clients of vLLM; other negative ones are seeds
 _TOKEN_ID = re.compile("-?[0-9]{1,20}")  # one that is out of range is refused as that, later
 
 
@@ -122,19 +126,18 @@ def _call(
     given: dict[str, Any] = {}
     if body.request_id is not None:
         given["request_id"] = body.request_id + (f"-{number}" if number else "")
-    if body.seed not in (None, _RANDOM_SEED):
-        given["seed"] = (body.seed + number) % _NUM_SEEDS  # clients may send negative ones
     if body.cache_salt is not None:
         given["cache_salt"] = body.cache_salt
     if body.timeout_s is not None:
         if not 0 < body.timeout_s <= DAY_S:
             problem = f"{body.timeout_s:g} must be more than 0 and at most {DAY_S:g} seconds"
             raise InvalidField("timeout_s", problem)
-        given["deadline_s"] = time.monotonic() + body.timeout_s
+        given["deadline_s"] = deadline_of(body.timeout_s)
     return GenerateCall(
         prompt=prompt,
         sampling=sampling,
         model=body.model,
+        seed=seed_of(body.seed, number),
         priority=body.priority,
         skip_special_tokens=body.skip_special_tokens,
         min_tokens_per_s=body.min_tokens_per_s,

@@ -96,7 +96,7 @@ class Rig:
         self.script(self.text)
         self.target.script, self.target.per_round, self.target.round_s = self._recite, 1, 0.001
         self.target.stats = STATS
-        self.target.origins, self.target.cache_hit = (), None
+        self.target.origins, self.target.cache_hit, self.target.verify_len = (), None, 0
         self.target.messages.clear()
         self.target.is_idle = False
 

@@ -68,6 +68,7 @@ class ScriptedTarget:
         self.script, self.per_round, self.round_s = script, 1, 0.001
         self.origins: tuple[TokenOrigin, ...] = ()  # of a round's first tokens; others are plain
         self.cache_hit: bool | None = None
+        self.verify_len = 0  # drafted tokens of a round, as it tells them
         self.announcement = announcement
         self.load = Load()  # what the next reports say of everything but rounds and rows
         self.stats = STATS  # ... and what requests are said to have had
@@ -171,6 +172,7 @@ class ScriptedTarget:
             finish_reason=reason if row.done else None,
             stop_token_id=token_ids[-1] if stopped else None,
             cache_hit=self.cache_hit,
+            verify_len=self.verify_len,
         )
 
     def _end(self, control: TargetControl, request_id: str, terminal: Terminal) -> None:

@@ -7,9 +7,11 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2
 
 from specserve.api import health
-from specserve.api.grpc import SERVICES
+from specserve.api.gateway import offer
+from specserve.api.grpc import SERVICES as OWN_SERVICES
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from tests.reliability.figures import keep
@@ -18,9 +20,11 @@ from tests.specserve.api.key_rig import ADMIN, ALICE, bearer, keyed, rig_of_all
 __all__ = ["keyed", "rig_of_all"]
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+SERVICES = (*OWN_SERVICES, offer.NAME)
 METHODS = [
     f"/{service.full_name}/{method.name}"
-    for service in pb.DESCRIPTOR.services_by_name.values()
+    for file in (pb.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
     for method in service.methods
 ] + [f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"]
 

@@ -6,7 +6,7 @@ import struct
 import grpc
 import pytest
 
-from specserve.api import grpc as front_end
+from specserve.api import grpc_calls
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from tests.specserve.api.http2_frames import PREFACE, SETTINGS, call_of, frame
@@ -18,7 +18,7 @@ NO_WINDOW = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # answers may have 
 
 @pytest.mark.parametrize("max_tokens", [3, 400])
 def test_who_takes_nothing_loses_its_stream_and_its_place(make_rig, monkeypatch, max_tokens):
-    monkeypatch.setattr(front_end, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(grpc_calls, "_UNREAD_S", 0.5)
     rig = make_rig(max_queued_requests=1)
     rig.script("the lazy dog " * 40)
     with grpc.insecure_channel(rig.address) as channel:
@@ -38,7 +38,7 @@ def test_who_takes_nothing_loses_its_stream_and_its_place(make_rig, monkeypatch,
 
 
 def test_who_reads_slowly_is_read_to_the_end(rig, monkeypatch):
-    monkeypatch.setattr(front_end, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(grpc_calls, "_UNREAD_S", 0.5)
     rig.target.round_s = 0.1
     request = pb.GenerateRequest(text="fox", sampling=pb.SamplingParams(max_tokens=8))
     with grpc.insecure_channel(rig.address) as channel:
@@ -47,7 +47,7 @@ def test_who_reads_slowly_is_read_to_the_end(rig, monkeypatch):
 
 
 def test_who_reads_on_too_late_hears_that_its_stream_has_ended(make_rig, monkeypatch):
-    monkeypatch.setattr(front_end, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(grpc_calls, "_UNREAD_S", 0.5)
     rig = make_rig(max_model_len=100_000, buffer_rounds=100_000)
     rig.script("the lazy dog " * 2000)
     rig.target.per_round = 100
