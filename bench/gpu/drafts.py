@@ -1,8 +1,10 @@
 """What DSpark drafters of published shapes take for blocks of several lengths and fan-outs."""
 
+from collections.abc import Iterator
+
 import torch
 
-from bench.gpu.records import Draft, Found, Left, Report
+from bench.gpu.records import Draft, Left, Report
 from bench.gpu.scale import Given, Scale
 from bench.gpu.shapes import DTYPE, Shape, backend_on, block_drafter_of
 from bench.gpu.steps import give_back
@@ -32,21 +34,20 @@ def measure(given: Given, report: Report) -> None:
             give_back(backend)
 
 
-def _of_drafter(shape: Shape, gamma: int, scale: Scale, backend: Backend) -> list[Found]:
+def _of_drafter(shape: Shape, gamma: int, scale: Scale, backend: Backend) -> Iterator[Draft]:
     drafter = block_drafter_of(
         shape, backend, gamma=gamma, num_layers=scale.draft_layers, num_context_tokens=_CONTEXT
     )
     options = DrafterOptions(
         dtype=DTYPE, backend=backend, num_context_tokens=_CONTEXT, max_positions=_CONTEXT
     )
-    times = time_drafts(drafter, options, sizes=scale.blocks, num_kept=NUM_KEPT)
-    return [
-        Draft(
+    for blocks in scale.blocks:
+        # Each by itself: a start has little time for all sizes, and captures take some of it.
+        times = time_drafts(drafter, options, sizes=[blocks], num_kept=NUM_KEPT)
+        yield Draft(
             drafter=f"dspark, {scale.draft_layers} layers",
             target=shape.name,
             gamma=gamma,
-            blocks=each.num_blocks,
-            seconds=each.seconds(gamma),
+            blocks=blocks,
+            seconds=times.seconds(blocks, gamma),
         )
-        for each in times.all
-    ]
