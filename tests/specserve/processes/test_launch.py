@@ -14,6 +14,9 @@ from specserve.processes import launch as module
 from specserve.processes.launch import plan_children, require_free_ports
 from specserve.settings.config import Placement, ResolvedConfig, ServerConfig
 
+# Where who lingers is the API process, which is spawned whatever nodes are.
+FORKED = pytest.mark.parametrize("supervise", ["forked"], indirect=True)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -42,7 +45,7 @@ def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(superv
         ("spawned", signal.SIGTERM, signal.SIGINT, 130),
         ("spawned", signal.SIGINT, signal.SIGHUP, 129),
     ],
-    indirect=["supervise"],  # who lingers is the API process, which nobody forks
+    indirect=["supervise"],
 )
 def test_a_second_signal_leaves_little_time_and_is_no_clean_stop(supervise, first, second, code):
     supervised = supervise(api="ignore_sigterm").await_ready()
@@ -86,6 +89,7 @@ def test_a_second_signal_that_cuts_nothing_is_a_clean_stop(supervise):
 
 
 @pytest.mark.slow
+@FORKED
 def test_a_third_signal_kills_at_once(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     for _ in range(2):
@@ -113,6 +117,7 @@ def test_a_stop_that_arrives_twice_at_once_still_drains(supervise):
 
 
 @pytest.mark.slow
+@FORKED
 def test_an_api_process_that_outlives_its_drain_time_is_killed(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     supervised.process.send_signal(signal.SIGTERM)
