@@ -22,9 +22,15 @@ FLAGS = ("--no-http", "--oversubscribe", "--speculation", "sync", "--drafter", "
 @pytest.fixture(scope="module")
 def launched() -> Iterator[Launched]:
     service = Launched(*FLAGS)
-    yield service
-    service.process.terminate()
-    assert service.exit_code() == 0
+    try:
+        service.address()
+        yield service
+    finally:
+        service.process.terminate()
+        code = service.exit_code()
+        assert service.process.stdout
+        service.process.stdout.close()
+    assert code == 0
 
 
 def settled(client: Client) -> SpecStats:
@@ -41,12 +47,12 @@ def settled(client: Client) -> SpecStats:
 def test_a_worker_makes_the_tokens_that_the_service_makes(launched):
     address = launched.address()
     with Client(address) as client, grpc.insecure_channel(address) as channel:
-        ours = client.generate(PROMPT, max_tokens=24, seed=7, n=2)
+        ours = client.generate(PROMPT, max_tokens=24, temperature=0, n=2)
         before = settled(client)
         worker = stubs.VllmEngineStub(channel)
         assert worker.HealthCheck(pb.HealthCheckRequest()).healthy
         request = pb.GenerateRequest(
-            text=PROMPT, sampling_params=pb.SamplingParams(max_tokens=24, seed=7, n=2)
+            text=PROMPT, sampling_params=pb.SamplingParams(max_tokens=24, temperature=0, n=2)
         )
         ends = [each.complete for each in worker.Generate(request)]
         after = settled(client)
