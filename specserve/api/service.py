@@ -19,6 +19,7 @@ from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Tracer
 from specserve.errors import SpecserveError, Unavailable
+from specserve.grammars.checker import GrammarChecker
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
@@ -51,6 +52,7 @@ class Service:
         self.buffer_rounds = buffer_rounds
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or SamplingParams()
+        self.grammars = GrammarChecker()
         self.started_s = time.monotonic()
         key_file = config.server.api_key_file
         self.keys = None if key_file is None else Keys(Path(key_file))  # None: nobody needs one
@@ -123,7 +125,15 @@ class Service:
 
     def session(self, call: GenerateCall) -> Session:
         """On the caller's behalf."""
-        return Session(call, caller.get(), self.hub, self.tokenizer, self.metrics, self.tracer)
+        return Session(
+            call,
+            caller.get(),
+            self.hub,
+            self.tokenizer,
+            self.grammars,
+            self.metrics,
+            self.tracer,
+        )
 
     def _name(self) -> str:
         """Of what is served; empty before it is known."""
@@ -169,5 +179,6 @@ class Service:
     def close(self) -> None:
         self.hub.close()
         self.tokenizer.close()
+        self.grammars.close()
         if self.tracer is not None:
             self.tracer.close()

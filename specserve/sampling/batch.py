@@ -33,6 +33,8 @@ class LogitEdits:
     bias_values: Tensor
     forbidden_rows: Tensor
     forbidden_ids: Tensor
+    allowed_rows: Tensor  # int64 [M]: those that a grammar has something to say of
+    allowed: Tensor  # uint8 [M, W], bits as of `GrammarState.allowed`
 
     @staticmethod
     def of(states: Sequence[SamplingState], device: torch.device | str = "cpu") -> "LogitEdits":
@@ -40,6 +42,7 @@ class LogitEdits:
         penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
         biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
         forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
+        masks = [(row, bits) for row, s in enumerate(states) if (bits := s.allowed()) is not None]
 
         def concatenated(arrays: list[np.ndarray]) -> Tensor:
             joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
@@ -63,6 +66,8 @@ class LogitEdits:
             bias_values=_floats([v for _, state in biased for v in state.bias_values], device),
             forbidden_rows=_ints([row for row, ids in forbidding for _ in ids], device),
             forbidden_ids=_ints([token_id for _, ids in forbidding for token_id in ids], device),
+            allowed_rows=_ints([row for row, _ in masks], device),
+            allowed=_stacked([bits for _, bits in masks], device),
         )
 
 
@@ -171,6 +176,10 @@ def _ints(values: Sequence[object], device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.array(values, np.int64)).to(device)  # torch reads lists slowly
 
 
+def _stacked(masks: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.stack(masks) if masks else np.zeros((0, 0), np.uint8)).to(device)
+
+
 def _floats(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.array(values, np.float64)).to(device)
 
@@ -196,7 +205,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     1. repetition penalty over prompt and output: positive logits divided by it, others multiplied;
     2. frequency penalty, times the number of times generated, then presence penalty: subtracted;
     3. `logit_bias`: added;
-    4. forbidden tokens: minus infinity.
+    4. forbidden tokens, and those that a grammar does not allow: minus infinity.
     """
     edited = logits.clone()
     dtype = logits.dtype
@@ -216,4 +225,15 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
         edited[where] += edits.bias_values.to(dtype)
     if edits.forbidden_rows.numel():
         edited[edits.forbidden_rows, edits.forbidden_ids] = float("-inf")
+    if edits.allowed_rows.numel():
+        rows, is_forbidden = edits.allowed_rows, ~_unpacked(edits.allowed, logits.shape[1])
+        edited[rows] = edited[rows].masked_fill_(is_forbidden, float("-inf"))
     return edited
+
+
+def _unpacked(bits: Tensor, count: int) -> Tensor:
+    """Bool [M, count] of bits, lowest first, uint8 [M, W]; false beyond the last of them."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    flags = (bits.unsqueeze(2) >> shifts).bitwise_and_(1).bool().flatten(1)
+    missing = count - flags.shape[1]
+    return flags[:, :count] if missing <= 0 else torch.nn.functional.pad(flags, (0, missing))

@@ -1,0 +1,96 @@
+# pyright: strict
+"""Grammars compiled for one model's tokens, beside the loop that samples with them.
+
+A grammar was checked at the door (`specserve.grammars.checker`), so what is compiled here is known
+to be compiled within its limits.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import llguidance
+
+from specserve.errors import SpecserveError
+from specserve.grammars.source import LIMITS, source_of, unusable
+from specserve.grammars.state import PlaceInGrammar
+from specserve.models.tokenizer_files import load_tokenizer
+from specserve.types import Grammar
+
+# More than the checker has, so that what did not exhaust its stack does not exhaust this one.
+_STACK_BYTES = 64 * 1024 * 1024
+_NUM_KEPT = 64  # compiled grammars
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """For any number of samples."""
+
+    matcher: llguidance.LLMatcher  # at the beginning, and left there
+    end_token_ids: tuple[int, ...]
+    vocab_size: int
+
+    def begin(self) -> PlaceInGrammar:
+        """The place of a sample that has no token yet."""
+        return PlaceInGrammar(self.matcher, self.end_token_ids, self.vocab_size)
+
+
+class GrammarCompiler:
+    """Of one model. Compiles in a thread of its own, one grammar at a time."""
+
+    def __init__(self, tokens: llguidance.LLTokenizer) -> None:
+        self._tokens = tokens
+        self._end_token_ids = tuple(tokens.eos_tokens)
+        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
+        """The result is, or raises the InvalidField of a grammar that these tokens cannot have."""
+        known = self._kept.get(grammar)
+        if known is None:
+            known = self._kept[grammar] = self._submit(grammar)
+            if len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return known
+
+    def _submit(self, grammar: Grammar) -> Future[CompiledGrammar]:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._pool.submit(self._compile, grammar)  # which may begin the thread
+        finally:
+            threading.stack_size(usual)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        matcher = llguidance.LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # whose first one takes longest: copies have what it found
+        if matcher.is_error():
+            raise unusable(grammar, matcher.get_error())
+        return CompiledGrammar(matcher, self._end_token_ids, self._tokens.vocab_size)
+
+
+def compiler_of(
+    model: Path, *, vocab_size: int, end_token_ids: tuple[int, ...]
+) -> GrammarCompiler | None:
+    """For a model's folder or file; `vocab_size` of its logits.
+
+    None, which the log has the reason of, where no text would ever be complete, or where the
+    library cannot read the tokenizer: the model is served all the same.
+    """
+    if not end_token_ids:
+        _LOG.warning("no structured output: the model has no end-of-sequence token")
+        return None
+    try:
+        tokenizer = load_tokenizer(model)
+        num_tokens = max(vocab_size, tokenizer.get_vocab_size())
+        ends = list(end_token_ids)
+        tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=num_tokens, eos_token=ends)
+    except (SpecserveError, ValueError) as error:
+        _LOG.warning("no structured output: %s", error)
+        return None
+    return GrammarCompiler(tokens)
