@@ -88,7 +88,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     kind: GrammarKind
     text: str
-    field: str  # the client's name of it, for refusals
+    field: str = ""  # the client's name of it, for refusals
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

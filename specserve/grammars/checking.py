@@ -12,7 +12,6 @@ import threading
 import llguidance
 import msgspec
 
-from specserve.errors import InvalidField
 from specserve.grammars.source import LIMITS, source_of
 from specserve.types import Grammar
 
@@ -28,8 +27,8 @@ class Verdict(msgspec.Struct, frozen=True):
 def verdict_on(grammar: Grammar) -> Verdict:
     try:
         source = source_of(grammar)
-    except InvalidField as error:
-        return Verdict(error.problem)
+    except ValueError as error:
+        return Verdict(str(error) or type(error).__name__)
     return Verdict(llguidance.LLMatcher.validate_grammar(source, limits=LIMITS))
 
 

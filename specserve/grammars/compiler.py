@@ -66,7 +66,11 @@ class GrammarCompiler:
             threading.stack_size(usual)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        matcher = llguidance.LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=LIMITS)
+        try:
+            source = source_of(grammar)
+        except ValueError as error:
+            raise unusable(grammar, str(error)) from error
+        matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # whose first one takes longest: copies have what it found
         if matcher.is_error():

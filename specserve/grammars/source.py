@@ -5,6 +5,7 @@ Knows no tokenizer and no requests.
 """
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -31,18 +32,15 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=F
 
 
 def source_of(grammar: Grammar) -> str:
-    """What llguidance compiles. Raises InvalidField."""
+    """What llguidance compiles. Raises ValueError where it is not even that."""
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            try:
-                return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
-            except ValueError as error:
-                raise unusable(grammar, str(error)) from error
+            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(text)
         case GrammarKind.GRAMMAR:
-            return llguidance.LLMatcher.grammar_from_lark(_as_lark(grammar))
+            return llguidance.LLMatcher.grammar_from_lark(_as_lark(text))
         case GrammarKind.CHOICE:
             choices: list[str] = json.loads(text)
             lark = "start: " + " | ".join(map(json.dumps, choices))
@@ -51,11 +49,14 @@ def source_of(grammar: Grammar) -> str:
 
 def unusable(grammar: Grammar, problem: str) -> InvalidField:
     """The refusal of a grammar, with what the library says of it."""
-    said = " ".join(problem.rpartition("error: ")[2].split())[:_MAX_PROBLEM_CHARS]
-    hint = _HINTS.get(grammar.kind, "")
-    return InvalidField(grammar.field, f"cannot be used: {said}{hint}")
+    said = _EXCERPT.split(problem.rpartition("error: ")[2])[0]
+    said = " ".join(said.replace("<non-verbose/>", "").split())[:_MAX_PROBLEM_CHARS]
+    if said.startswith("NoExtension"):
+        said = "there is no text that it allows"
+    return InvalidField(grammar.field, f"cannot be used: {said}{_HINTS.get(grammar.kind, '')}")
 
 
+_EXCERPT = re.compile(r"\s\d+ \| ")  # of a grammar, with the number of a line
 _HINTS = {
     GrammarKind.JSON_SCHEMA: "; change the schema, or add "
     '"x-guidance": {"lenient": true} to it, which leaves out what is not supported',
@@ -63,8 +64,8 @@ _HINTS = {
 }
 
 
-def _as_lark(grammar: Grammar) -> str:
+def _as_lark(text: str) -> str:
     try:
-        return any_to_lark(grammar.text)
-    except Exception as error:  # a converter in Python, which says what it cannot read in any way
-        raise unusable(grammar, str(error) or type(error).__name__) from error
+        return any_to_lark(text)
+    except Exception as error:  # a converter in Python, which fails in every way
+        raise ValueError(str(error) or type(error).__name__) from error

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from specserve.api.named_grammars import ANY_OBJECT, choice_of
 from specserve.errors import InvalidField, Unsupported
 from specserve.types import Grammar, GrammarKind
-
-ANY_OBJECT = '{"type": "object"}'
-MAX_CHOICES = 1024
 
 Schema = dict[str, Any] | str
 
@@ -128,14 +126,6 @@ def _of_forms(
         yield Grammar(GrammarKind.GRAMMAR, grammar, prefix + "grammar")
     if choice is not None:
         yield choice_of(choice, prefix + "choice")
-
-
-def choice_of(choices: list[str], field: str) -> Grammar:
-    """One of some texts. Raises InvalidField."""
-    if not 1 <= len(choices) <= MAX_CHOICES:
-        problem = f"has {len(choices)} entries; it must have 1 to {MAX_CHOICES}"
-        raise InvalidField(field, problem)
-    return Grammar(GrammarKind.CHOICE, msgspec.json.encode(choices).decode(), field)
 
 
 def _json(schema: Schema, field: str) -> Grammar:

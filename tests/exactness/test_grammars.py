@@ -1,0 +1,94 @@
+"""Answers in a form: every complete one is valid, and a draft changes no token of any of them.
+
+Requests with and without grammars share batches; drafters beside the target and in processes of
+their own know the grammar or not.
+"""
+
+from functools import partial
+
+import msgspec
+import pytest
+
+from specserve.sampling.verification.method import VerificationMethod
+from specserve.types import FinishReason, Terminal
+from target_node.speculation.miss_policy import Miss
+from tests.exactness.grammars import compiler, is_valid, structured, text_of
+from tests.exactness.speculative import Models, RandomBudget, make_models, run
+from tests.target_node.in_process import InProcessTarget
+from tests.target_node.in_process_pair import InProcessPair
+from tests.target_node.scripted_drafts import Drafting
+
+REQUESTS = structured(32)
+GRAMMARS = {request.request_id: request.grammar for request in REQUESTS}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def plain(models) -> dict:
+    target = InProcessTarget(models.model(), max_model_len=90, grammars=compiler())
+    return run(target, REQUESTS, at_once=1)
+
+
+def num_valid(found: dict) -> int:
+    """Complete answers in a form, all of which have to be valid."""
+    count = 0
+    for (name, _), (token_ids, _, reasons) in found["samples"].items():
+        if (grammar := GRAMMARS[name]) is not None and reasons == [FinishReason.STOP]:
+            assert is_valid(text_of(token_ids), grammar), (text_of(token_ids), grammar)
+            count += 1
+    return count
+
+
+def test_all_that_is_complete_is_valid(plain):
+    ends = {plain["ends"][name][0] for name, grammar in GRAMMARS.items() if grammar is not None}
+    assert ends == {Terminal.FINISHED}
+    assert num_valid(plain) >= 15
+
+
+@pytest.mark.parametrize("name", ["dspark vanilla", "language model", "ngram"])
+def test_drafts_that_know_the_grammar_change_nothing(models, plain, name):
+    target = InProcessTarget(
+        models.model(),
+        max_model_len=90,
+        draft=models.drafter(name),
+        budget=RandomBudget(3),
+        grammars=compiler(),
+    )
+    assert run(target, REQUESTS, at_once=6) == plain
+    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 20
+    assert target.pool.num_free == target.pool.num_blocks
+
+
+@pytest.mark.parametrize(
+    "settings", [{"miss": Miss.SKIP}, {"auto": True}], ids=["async", "any mode"]
+)
+def test_nor_do_those_of_processes_that_do_not(models, plain, settings):
+    drafting = Drafting(draft_batch=8, fan_out=16, pace=(6,))
+    pair = InProcessPair(
+        models.model(),
+        partial(models.drafter, "dspark vanilla"),
+        drafting,
+        max_model_len=90,
+        grammars=compiler(),
+        **settings,
+    )
+    with pair:
+        assert run(pair, REQUESTS, at_once=6) == plain
+
+
+@pytest.mark.parametrize("method", [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE])
+def test_under_the_ratio_test_all_that_is_complete_is_valid(models, method):
+    target = InProcessTarget(
+        models.model(),
+        max_model_len=90,
+        draft=models.drafter("language model"),
+        default_method=method,
+        grammars=compiler(),
+    )
+    unseeded = [msgspec.structs.replace(request, seeded_by_user=False) for request in REQUESTS]
+    assert num_valid(run(target, unseeded, at_once=6)) >= 15
+    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 20
