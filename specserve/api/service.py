@@ -176,9 +176,9 @@ class Service:
             await asyncio.sleep(_TELL_DRAIN_S)
             log.info("draining: %d requests still run", self.hub.num_in_flight)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.hub.close()
         self.tokenizer.close()
-        self.grammars.close()
         if self.tracer is not None:
             self.tracer.close()
+        await self.grammars.close()

@@ -91,5 +91,8 @@ class GrammarChecker:
             with suppress(ProcessLookupError):
                 self._child.kill()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End the process, if there is one."""
         self._end_child()
+        if self._child is not None:
+            await self._child.wait()
