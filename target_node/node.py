@@ -239,8 +239,7 @@ class TargetNode:
             if self._draining:
                 raise Unavailable("the service is draining")
             if request.grammar is not None and self.sampler.grammars is None:
-                problem = "is not served with this model; the target's log says why"
-                raise Unsupported(f"{request.grammar.field}: {problem}")
+                raise Unsupported(f"{request.grammar.field}: nobody here compiles grammars")
             live = LiveRequest.of(validate_request(request, self.limits), self._arrivals)
         except SpecserveError as error:
             self.control.send(rejection(request, error))
@@ -262,13 +261,16 @@ class TargetNode:
             if not compiled.done():
                 self._compiling.append((live, compiled))
                 continue
-            try:
+            error = compiled.exception()
+            if error is None:
                 live.sequences[0].grammar = compiled.result()
-            except SpecserveError as error:
-                del self._requests[request.request_id]
-                self.control.send(rejection(request, error))
-            else:
                 self.scheduler.add(live.sequences[0])
+                continue
+            if not isinstance(error, SpecserveError):
+                log.error("compiling a grammar failed", exc_info=error)
+                error = SpecserveError(f"compiling a grammar failed: {type(error).__name__}")
+            del self._requests[request.request_id]
+            self.control.send(rejection(request, error))
 
     def _stop_sample(self, request_id: str, sample_index: int) -> None:
         """The API found a stop string: the sample is complete, whatever was decoded since."""

@@ -5,16 +5,17 @@ A grammar was checked at the door (`specserve.grammars.checker`), so what is com
 to be compiled within its limits.
 """
 
-import logging
+import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import llguidance
 
-from specserve.errors import SpecserveError
+from specserve.errors import Unsupported
 from specserve.grammars.source import LIMITS, source_of, unusable
 from specserve.grammars.state import PlaceInGrammar
 from specserve.models.tokenizer_files import load_tokenizer
@@ -23,7 +24,6 @@ from specserve.types import Grammar
 # More than the checker has, so that what did not exhaust its stack does not exhaust this one.
 _STACK_BYTES = 64 * 1024 * 1024
 _NUM_KEPT = 64  # compiled grammars
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,21 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Of one model. Compiles in a thread of its own, one grammar at a time."""
 
-    def __init__(self, tokens: llguidance.LLTokenizer) -> None:
-        self._tokens = tokens
-        self._end_token_ids = tuple(tokens.eos_tokens)
+    def __init__(self, read_tokens: Callable[[], llguidance.LLTokenizer]) -> None:
+        """`read_tokens` is asked by the first grammar; it may raise Unsupported."""
+        self._read_tokens = read_tokens
         self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
+    @functools.cached_property
+    def _tokens(self) -> llguidance.LLTokenizer:
+        return self._read_tokens()
+
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """The result is, or raises the InvalidField of a grammar that these tokens cannot have."""
+        """The result raises InvalidField for a grammar that these tokens cannot have.
+
+        And Unsupported where they can have none.
+        """
         known = self._kept.get(grammar)
         if known is None:
             known = self._kept[grammar] = self._submit(grammar)
@@ -75,26 +82,26 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # whose first one takes longest: copies have what it found
         if matcher.is_error():
             raise unusable(grammar, matcher.get_error())
-        return CompiledGrammar(matcher, self._end_token_ids, self._tokens.vocab_size)
+        tokens = self._tokens
+        return CompiledGrammar(matcher, tuple(tokens.eos_tokens), tokens.vocab_size)
 
 
-def compiler_of(
+def tokens_of(
     model: Path, *, vocab_size: int, end_token_ids: tuple[int, ...]
-) -> GrammarCompiler | None:
-    """For a model's folder or file; `vocab_size` of its logits.
+) -> llguidance.LLTokenizer:
+    """Of a model's folder or file; `vocab_size` of its logits. Raises Unsupported.
 
-    None, which the log has the reason of, where no text would ever be complete, or where the
-    library cannot read the tokenizer: the model is served all the same.
+    Takes tenths of a second in which no other thread runs.
     """
     if not end_token_ids:
-        _LOG.warning("no structured output: the model has no end-of-sequence token")
-        return None
+        problem = "the model has no end-of-sequence token, so no text in a form would end"
+        raise Unsupported(f"model.target: {problem}")
+    tokenizer = load_tokenizer(model)
+    num_tokens = max(vocab_size, tokenizer.get_vocab_size())
     try:
-        tokenizer = load_tokenizer(model)
-        num_tokens = max(vocab_size, tokenizer.get_vocab_size())
-        ends = list(end_token_ids)
-        tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=num_tokens, eos_token=ends)
-    except (SpecserveError, ValueError) as error:
-        _LOG.warning("no structured output: %s", error)
-        return None
-    return GrammarCompiler(tokens)
+        return llguidance.LLTokenizer(
+            tokenizer.to_str(), n_vocab=num_tokens, eos_token=list(end_token_ids)
+        )
+    except ValueError as error:
+        problem = f"no grammars with its tokenizer: {error}"
+        raise Unsupported(f"model.target: {problem}") from error

@@ -32,7 +32,7 @@ class _Tokenizer:
 
 def compiler() -> GrammarCompiler:
     wrapper = llguidance.TokenizerWrapper(_Tokenizer())
-    return GrammarCompiler(llguidance.LLTokenizer(wrapper, n_vocab=VOCAB_SIZE))
+    return GrammarCompiler(lambda: llguidance.LLTokenizer(wrapper, n_vocab=VOCAB_SIZE))
 
 
 SCHEMA = {
