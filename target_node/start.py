@@ -16,7 +16,7 @@ from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.errors import Exhausted, SpecserveError
-from specserve.grammars.compiler import GrammarCompiler, tokens_of
+from specserve.grammars.compiler import compiler_of
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
@@ -226,14 +226,7 @@ def _leader(
         max_model_len=max_model_len,
         backend=runner.backend,
         default_method=_default_method(config),
-        grammars=GrammarCompiler(
-            partial(
-                tokens_of,
-                Path(config.model.target or ""),
-                vocab_size=spec.vocab_size,
-                end_token_ids=tuple(spec.eos_token_ids),
-            )
-        ),
+        grammars=compiler_of(Path(config.model.target or ""), spec),
     )
     return TargetNode(
         control=TargetControl(arguments.control_dir, config.message_cores),

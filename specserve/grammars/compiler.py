@@ -18,6 +18,7 @@ import llguidance
 from specserve.errors import Unsupported
 from specserve.grammars.source import LIMITS, source_of, unusable
 from specserve.grammars.state import PlaceInGrammar
+from specserve.models.config import ModelSpec
 from specserve.models.tokenizer_files import load_tokenizer
 from specserve.types import Grammar
 
@@ -86,21 +87,21 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, tuple(tokens.eos_tokens), tokens.vocab_size)
 
 
-def tokens_of(
-    model: Path, *, vocab_size: int, end_token_ids: tuple[int, ...]
-) -> llguidance.LLTokenizer:
-    """Of a model's folder or file; `vocab_size` of its logits. Raises Unsupported.
+def compiler_of(model: Path, spec: ModelSpec) -> GrammarCompiler:
+    """For the tokens of a model's folder or file."""
+    return GrammarCompiler(lambda: _tokens_of(model, spec))
 
-    Takes tenths of a second in which no other thread runs.
-    """
-    if not end_token_ids:
+
+def _tokens_of(model: Path, spec: ModelSpec) -> llguidance.LLTokenizer:
+    """Takes tenths of a second in which no other thread runs. Raises Unsupported."""
+    if not spec.eos_token_ids:
         problem = "the model has no end-of-sequence token, so no text in a form would end"
         raise Unsupported(f"model.target: {problem}")
     tokenizer = load_tokenizer(model)
-    num_tokens = max(vocab_size, tokenizer.get_vocab_size())
+    num_tokens = max(spec.vocab_size, tokenizer.get_vocab_size())
     try:
         return llguidance.LLTokenizer(
-            tokenizer.to_str(), n_vocab=num_tokens, eos_token=list(end_token_ids)
+            tokenizer.to_str(), n_vocab=num_tokens, eos_token=list(spec.eos_token_ids)
         )
     except ValueError as error:
         problem = f"no grammars with its tokenizer: {error}"

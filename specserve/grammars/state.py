@@ -37,11 +37,23 @@ class _Node:
 class _Cursor:
     """A matcher, and the place it stands at."""
 
-    def __init__(self, compiled: llguidance.LLMatcher, root: _Node) -> None:
+    def __init__(self, compiled: llguidance.LLMatcher, root: _Node, vocab_size: int) -> None:
         self._compiled = compiled
+        self._nothing = np.zeros((vocab_size + 7) // 8, np.uint8)
         self._root = root
         self.matcher = compiled.deep_copy()
         self._at = root
+
+    def bits(self, node: _Node) -> NDArray[np.uint8] | None:
+        """As `GrammarState.allowed`."""
+        if node.bits is None and self.move(node):
+            mask = self.matcher.compute_bitmask()
+            is_broken = self._renew_after_error()
+            node.bits = self._nothing if is_broken else self._of_vocabulary(mask)
+        return node.bits
+
+    def _of_vocabulary(self, mask: bytes) -> NDArray[np.uint8]:
+        return np.frombuffer(mask, np.uint8)[: len(self._nothing)]
 
     def move(self, node: _Node) -> bool:
         """Stand at `node`; False where the grammar forbids its way there."""
@@ -67,10 +79,11 @@ class _Cursor:
             self._at = node
             return True
         node.is_lost = True
-        self.renew_after_error()
+        if self._renew_after_error():
+            node.bits = self._nothing  # too much to compute is no freedom
         return False
 
-    def renew_after_error(self) -> bool:
+    def _renew_after_error(self) -> bool:
         """Whether there was one. It stays with a matcher: take another, where all begins."""
         if not self.matcher.is_error():
             return False
@@ -81,15 +94,14 @@ class _Cursor:
 class PlaceInGrammar:
     """`specserve.sampling.grammar.GrammarState` of one sample."""
 
-    __slots__ = ("_cursor", "_is_fork", "_node", "_num_bytes", "end_token_ids")
+    __slots__ = ("_cursor", "_is_fork", "_node", "end_token_ids")
 
     def __init__(
         self, compiled: llguidance.LLMatcher, end_token_ids: tuple[int, ...], vocab_size: int
     ) -> None:
         """At the beginning of a text; `compiled` is left as it is."""
         self._node = _Node(None, -1)
-        self._cursor = _Cursor(compiled, self._node)
-        self._num_bytes = (vocab_size + 7) // 8
+        self._cursor = _Cursor(compiled, self._node, vocab_size)
         self._is_fork = False
         self.end_token_ids = end_token_ids
 
@@ -105,7 +117,7 @@ class PlaceInGrammar:
     def fork(self) -> Self:
         copy = type(self).__new__(type(self))
         copy._node, copy._cursor = self._node, self._cursor
-        copy._num_bytes, copy.end_token_ids = self._num_bytes, self.end_token_ids
+        copy.end_token_ids = self.end_token_ids
         copy._is_fork = True
         return copy
 
@@ -115,19 +127,8 @@ class PlaceInGrammar:
         return self._cursor.matcher.validate_tokens(list(token_ids))
 
     def allowed(self, held_back: Sequence[int]) -> NDArray[np.uint8] | None:
-        node, cursor = self._node, self._cursor
-        if node.bits is None:
-            if not cursor.move(node):
-                return None
-            node.bits = self._computed()
-        return _without(node.bits, held_back) if held_back else node.bits
-
-    def _computed(self) -> NDArray[np.uint8]:
-        """Here, where the matcher stands."""
-        mask = self._cursor.matcher.compute_bitmask()
-        if self._cursor.renew_after_error():
-            return np.zeros(self._num_bytes, np.uint8)
-        return np.frombuffer(mask, np.uint8)[: self._num_bytes]
+        bits = self._cursor.bits(self._node)
+        return _without(bits, held_back) if bits is not None and held_back else bits
 
 
 def _without(bits: NDArray[np.uint8], token_ids: Sequence[int]) -> NDArray[np.uint8]:

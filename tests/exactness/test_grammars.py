@@ -63,10 +63,11 @@ def test_drafts_that_know_the_grammar_change_nothing(models, plain, name):
     assert target.pool.num_free == target.pool.num_blocks
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["unknown to drafts", "known"])
 @pytest.mark.parametrize(
     "settings", [{"miss": Miss.SKIP}, {"auto": True}], ids=["async", "any mode"]
 )
-def test_nor_do_those_of_processes_that_do_not(models, plain, settings):
+def test_nor_do_those_of_draft_processes(models, plain, settings, known):
     drafting = Drafting(draft_batch=8, fan_out=16, pace=(6,))
     pair = InProcessPair(
         models.model(),
@@ -74,6 +75,7 @@ def test_nor_do_those_of_processes_that_do_not(models, plain, settings):
         drafting,
         max_model_len=90,
         grammars=compiler(),
+        drafts_grammars=compiler() if known else None,
         **settings,
     )
     with pair:

@@ -20,9 +20,9 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`name`, `description` and `strict` have no meaning: a schema is kept to in any case."""
 
     schema: dict[str, Any]
-    name: str = ""
-    description: str = ""
-    strict: bool = True
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """vLLM's; one of them."""
 
     json: Schema | None = None
-    json_object: bool = False
+    json_object: bool | None = None
     regex: str | None = None
     grammar: str | None = None
     choice: list[str] | None = None
@@ -70,7 +70,9 @@ ELSEWHERE = {
 
 def grammar_of(body: AsksForForm) -> Grammar | None:
     """What the answer has to be; None: text. Raises InvalidField, Unsupported."""
-    found = [*_of_format(body), *_of_structured_outputs(body), *_of_guided(body)]
+    found = [*_of_format(body), *_of_guided(body)]
+    if body.structured_outputs is not None:
+        found += _of_structured_outputs(body.structured_outputs)
     if len(found) > 1:
         problem = f"is sent beside {found[1].field}; an answer has one form, send one of them"
         raise InvalidField(found[0].field, problem)
@@ -93,17 +95,16 @@ def _of_format(body: AsksForForm) -> Iterator[Grammar]:
         raise Unsupported(f"response_format.type: {problem}")
 
 
-def _of_structured_outputs(body: AsksForForm) -> Iterator[Grammar]:
-    wanted = body.structured_outputs
-    if wanted is None:
-        return
-    if wanted == StructuredOutputs():
+def _of_structured_outputs(wanted: StructuredOutputs) -> list[Grammar]:
+    forms = wanted.json, wanted.regex, wanted.grammar, wanted.choice
+    found = list(_of_forms("structured_outputs.", *forms))
+    if wanted.json_object:
+        field = "structured_outputs.json_object"
+        found.append(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, field))
+    if not found:
         problem = "is empty; it must have one of json, json_object, regex, grammar, choice"
         raise InvalidField("structured_outputs", problem)
-    if wanted.json_object:
-        yield Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "structured_outputs.json_object")
-    forms = wanted.json, wanted.regex, wanted.grammar, wanted.choice
-    yield from _of_forms("structured_outputs.", *forms)
+    return found
 
 
 def _of_guided(body: AsksForForm) -> Iterator[Grammar]:
