@@ -10,7 +10,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.client import Client
 from specserve.errors import InvalidField
 from specserve.types import Grammar, GrammarKind, SamplingParams, Submit
-from tests.specserve.api.http.wire import send
+from tests.specserve.api.http.conftest import send
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 OPENAIS = {"name": "two", "strict": True, "schema": SCHEMA}
