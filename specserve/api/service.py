@@ -20,6 +20,7 @@ from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Tracer
 from specserve.errors import SpecserveError, Unavailable
 from specserve.grammars.checker import GrammarChecker
+from specserve.grammars.tokens import Vocabulary
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
@@ -52,7 +53,7 @@ class Service:
         self.buffer_rounds = buffer_rounds
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or SamplingParams()
-        self.grammars = GrammarChecker()
+        self.grammars = GrammarChecker(self._vocabulary)
         self.started_s = time.monotonic()
         key_file = config.server.api_key_file
         self.keys = None if key_file is None else Keys(Path(key_file))  # None: nobody needs one
@@ -134,6 +135,11 @@ class Service:
             self.metrics,
             self.tracer,
         )
+
+    def _vocabulary(self) -> Vocabulary:
+        """Of what is served, once it is."""
+        ready = self.ready
+        return Vocabulary(self.config.model.target or "", ready.vocab_size, ready.eos_token_ids)
 
     def _name(self) -> str:
         """Of what is served; empty before it is known."""

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import llguidance
 
-from specserve.errors import Unsupported
 from specserve.grammars.source import LIMITS, source_of, unusable
 from specserve.grammars.state import PlaceInGrammar
+from specserve.grammars.tokens import Vocabulary
 from specserve.models.config import ModelSpec
-from specserve.models.tokenizer_files import load_tokenizer
 from specserve.types import Grammar
 
 # More than the checker has, so that what did not exhaust its stack does not exhaust this one.
@@ -74,35 +73,25 @@ class GrammarCompiler:
             threading.stack_size(usual)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        try:
-            source = source_of(grammar)
-        except ValueError as error:
-            raise unusable(grammar, str(error)) from error
-        matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # whose first one takes longest: copies have what it found
-        if matcher.is_error():
-            raise unusable(grammar, matcher.get_error())
         tokens = self._tokens
+        matcher = compiled(grammar, tokens)
         return CompiledGrammar(matcher, tuple(tokens.eos_tokens), tokens.vocab_size)
 
 
 def compiler_of(model: Path, spec: ModelSpec) -> GrammarCompiler:
     """For the tokens of a model's folder or file."""
-    return GrammarCompiler(lambda: _tokens_of(model, spec))
+    return GrammarCompiler(Vocabulary(str(model), spec.vocab_size, spec.eos_token_ids).tokens)
 
 
-def _tokens_of(model: Path, spec: ModelSpec) -> llguidance.LLTokenizer:
-    """Takes tenths of a second in which no other thread runs. Raises Unsupported."""
-    if not spec.eos_token_ids:
-        problem = "the model has no end-of-sequence token, so no text in a form would end"
-        raise Unsupported(f"model.target: {problem}")
-    tokenizer = load_tokenizer(model)
-    num_tokens = max(spec.vocab_size, tokenizer.get_vocab_size())
+def compiled(grammar: Grammar, tokens: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """At the beginning of a text, with what the first mask needs. Raises InvalidField."""
     try:
-        return llguidance.LLTokenizer(
-            tokenizer.to_str(), n_vocab=num_tokens, eos_token=list(spec.eos_token_ids)
-        )
+        source = source_of(grammar)
     except ValueError as error:
-        problem = f"no grammars with its tokenizer: {error}"
-        raise Unsupported(f"model.target: {problem}") from error
+        raise unusable(grammar, str(error)) from error
+    matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # which takes longest: copies have what it found
+    if matcher.is_error():
+        raise unusable(grammar, matcher.get_error())
+    return matcher

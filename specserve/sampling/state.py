@@ -199,6 +199,14 @@ class SamplingState:
             copy.grammar = self.grammar.fork()
         return copy
 
+    def without_grammar(self) -> "SamplingState":
+        """The same where no grammar is kept to."""
+        if self.grammar is None:
+            return self
+        copy = self.fork()
+        copy.grammar = None
+        return copy
+
     def along(self, drafted_token_ids: Sequence[int]) -> list["SamplingState"]:
         """The states of the rows that verify a path: itself, then one after each drafted token."""
         states: list[SamplingState] = [self]

@@ -34,6 +34,14 @@ FORMS = {
 CHAT = {"messages": [{"role": "user", "content": "fox"}]}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_checker_for_all(shared_rig):
+    """Which is there before the first test and not after the last."""
+    shared_rig.call(shared_rig.service.grammars.check(Grammar(GRAMMAR, LARK)))
+    yield
+    shared_rig.call(shared_rig.service.grammars.close())
+
+
 def given(rig) -> Grammar | None:
     """To the target, with the latest request."""
     return [m.request.grammar for _, m in rig.target.messages if isinstance(m, Submit)][-1]
