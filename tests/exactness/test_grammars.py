@@ -18,7 +18,8 @@ from tests.target_node.in_process import InProcessTarget
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting
 
-REQUESTS = structured(32)
+REQUESTS = structured(20)
+SLOW = pytest.mark.slow
 GRAMMARS = {request.request_id: request.grammar for request in REQUESTS}
 
 
@@ -46,10 +47,18 @@ def num_valid(found: dict) -> int:
 def test_all_that_is_complete_is_valid(plain):
     ends = {plain["ends"][name][0] for name, grammar in GRAMMARS.items() if grammar is not None}
     assert ends == {Terminal.FINISHED}
-    assert num_valid(plain) >= 15
+    assert num_valid(plain) >= 8
 
 
-@pytest.mark.parametrize("name", ["dspark vanilla", "language model", "ngram"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dspark vanilla",
+        pytest.param("language model", marks=SLOW),
+        pytest.param("eagle3", marks=SLOW),
+        pytest.param("ngram", marks=SLOW),
+    ],
+)
 def test_drafts_that_know_the_grammar_change_nothing(models, plain, name):
     target = InProcessTarget(
         models.model(),
@@ -59,13 +68,18 @@ def test_drafts_that_know_the_grammar_change_nothing(models, plain, name):
         grammars=compiler(),
     )
     assert run(target, REQUESTS, at_once=6) == plain
-    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 20
+    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 10
     assert target.pool.num_free == target.pool.num_blocks
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["unknown to drafts", "known"])
 @pytest.mark.parametrize(
-    "settings", [{"miss": Miss.SKIP}, {"auto": True}], ids=["async", "any mode"]
+    ("settings", "known"),
+    [
+        pytest.param({"miss": Miss.SKIP}, False, id="async, unknown to drafts"),
+        pytest.param({"miss": Miss.SKIP}, True, id="async", marks=SLOW),
+        pytest.param({"auto": True}, False, id="any mode, unknown to drafts", marks=SLOW),
+        pytest.param({"auto": True}, True, id="any mode", marks=SLOW),
+    ],
 )
 def test_nor_do_those_of_draft_processes(models, plain, settings, known):
     drafting = Drafting(draft_batch=8, fan_out=16, pace=(6,))
@@ -82,7 +96,13 @@ def test_nor_do_those_of_draft_processes(models, plain, settings, known):
         assert run(pair, REQUESTS, at_once=6) == plain
 
 
-@pytest.mark.parametrize("method", [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE])
+@pytest.mark.parametrize(
+    "method",
+    [
+        VerificationMethod.FORESEEABLE,
+        pytest.param(VerificationMethod.REJECTION, marks=SLOW),
+    ],
+)
 def test_under_the_ratio_test_all_that_is_complete_is_valid(models, method):
     target = InProcessTarget(
         models.model(),
@@ -92,5 +112,5 @@ def test_under_the_ratio_test_all_that_is_complete_is_valid(models, method):
         grammars=compiler(),
     )
     unseeded = [msgspec.structs.replace(request, seeded_by_user=False) for request in REQUESTS]
-    assert num_valid(run(target, unseeded, at_once=6)) >= 15
-    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 20
+    assert num_valid(run(target, unseeded, at_once=6)) >= 8
+    assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 10
