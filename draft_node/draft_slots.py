@@ -21,6 +21,7 @@ from draft_node.stream_sampling import StreamSampling
 from specserve.drafters.context import ContextCapacity
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.transport.link.messages import RowReport
 
 MAX_FAILURES = 16  # in a row, then the process is of no use
@@ -72,9 +73,14 @@ class DraftSlots:
         dtype: torch.dtype,
         device: torch.device,
         capacity: ContextCapacity | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`capacity`: of the drafter's contexts; None where nobody will ask what they lack."""
+        """`capacity`: of the drafter's contexts; None where nobody will ask what they lack.
+
+        `grammars`: who compiles those of requests; None: they are not known of.
+        """
         self._drafter = drafter
+        self.grammars = grammars
         self._capacity = capacity
         self._dtype = dtype
         self._device = device

@@ -161,7 +161,7 @@ class DraftNode:
 
     def _take_sampling(self, message: SamplingParameters) -> None:
         assert self._limits is not None
-        sampling = StreamSampling.of(message, self._limits.vocab_size)
+        sampling = StreamSampling.of(message, self._limits.vocab_size, self.streams.grammars)
         if sampling is None:
             log.warning("dropped sampling parameters of stream %d: unknown tokens", message.stream)
             return

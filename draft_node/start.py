@@ -36,6 +36,7 @@ from specserve.drafters.usual_acceptance import usual_acceptance
 from specserve.drafters.warm_up import time_drafts, warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import SpecserveError, Unavailable
+from specserve.grammars.compiler import compiler_of
 from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec
 from specserve.processes.process import (
@@ -153,7 +154,13 @@ def _build(
             settings, usual_tokens=USUAL_HIDDEN_TOKENS, most_tokens=most, goes_beyond=knows
         )
     capacity = _capacity(config, target.spec, options)
-    streams = DraftSlots(drafter, dtype=dtype, device=device, capacity=capacity)
+    streams = DraftSlots(
+        drafter,
+        dtype=dtype,
+        device=device,
+        capacity=capacity,
+        grammars=compiler_of(target.folder, target.spec),
+    )
     introduction = Attach(
         draft=arguments.rank,
         pid=os.getpid(),

@@ -28,7 +28,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, SpecStats
 from specserve.errors import Cancelled, InvalidField, SpecserveError, Unavailable, from_code
-from specserve.types import SamplingParams
+from specserve.types import Grammar, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
 
@@ -63,6 +63,7 @@ class Options(TypedDict, total=False):
     cache_salt: str
     priority: int
     min_tokens_per_s: float | None
+    grammar: Grammar | None  # what the answer has to be
     spec: SpecOptions
     timeout_s: float | None  # the deadline of the call
 

@@ -74,6 +74,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
 
 
+class GrammarKind(enum.StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # of Rust's crate: without looking around and back
+    GRAMMAR = "grammar"  # Lark's EBNF, or llama.cpp's GBNF
+    CHOICE = "choice"  # a JSON list of texts
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What a text has to be."""
+
+    kind: GrammarKind
+    text: str
+    field: str = ""  # the client's name of it, for refusals
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted request. `seed` is always set: an unseeded request got a random one."""
 
@@ -87,6 +104,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: no deadline
     max_verify_len: int | None = None  # drafted tokens a round; 0: none, None: the server decides
     min_tokens_per_s: float | None = None  # that each sample aims at; None: as it comes
+    grammar: Grammar | None = None  # of the texts of all samples
 
 
 class Speculation(msgspec.Struct, frozen=True, array_like=True):

@@ -7,11 +7,13 @@ exactly one `RequestEnd`.
 
 import logging
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
-from specserve.errors import SpecserveError, Unavailable
+from specserve.errors import SpecserveError, Unavailable, Unsupported
+from specserve.grammars.compiler import CompiledGrammar
 from specserve.telemetry import RoundLog
 from specserve.transport.control.control import TargetControl
 from specserve.types import (
@@ -45,6 +47,8 @@ from target_node.speculation.source import SpeculationSource
 
 log = logging.getLogger(__name__)
 
+_COMPILE_LOOK_S = 0.001  # between looks, while nothing else is to be done
+
 
 class TargetNode:
     """Rank 0 of the target."""
@@ -71,6 +75,7 @@ class TargetNode:
         self.is_stopping = False
         self.rounds = RoundLog()
         self._requests: dict[str, LiveRequest] = {}
+        self._compiling: list[tuple[LiveRequest, Future[CompiledGrammar]]] = []
         self._arrivals = 0
         self._draining = False
         self._drained_sent = False
@@ -94,6 +99,8 @@ class TargetNode:
         for message in self.control.receive():
             self._handle(message)
         self._expire_deadlines()
+        if self._compiling:
+            self._take_compiled()
         self.speculation.poll()
         rows = self.scheduler.next_batch()
         if rows:
@@ -164,7 +171,6 @@ class TargetNode:
         sequence.finish_reason = result.finish_reason
         for other in live.start_others():
             self.scheduler.add(other)
-        stopped = sequence.finish_reason is FinishReason.STOP
         return SampleDelta(
             request_id=sequence.request.request_id,
             sample_index=sequence.sample_index,
@@ -172,7 +178,7 @@ class TargetNode:
             origins=_origins(row, result),
             logprobs=result.logprobs or None,
             finish_reason=sequence.finish_reason,
-            stop_token_id=result.token_ids[-1] if stopped else None,
+            stop_token_id=result.stop_token_id,
             cache_hit=self.speculation.was_hit(sequence),
             verify_len=row.verify_len,
         )
@@ -232,13 +238,39 @@ class TargetNode:
         try:
             if self._draining:
                 raise Unavailable("the service is draining")
+            if request.grammar is not None and self.sampler.grammars is None:
+                raise Unsupported(f"{request.grammar.field}: nobody here compiles grammars")
             live = LiveRequest.of(validate_request(request, self.limits), self._arrivals)
         except SpecserveError as error:
             self.control.send(rejection(request, error))
             return
         self._arrivals += 1
         self._requests[request.request_id] = live
-        self.scheduler.add(live.sequences[0])
+        if request.grammar is None or self.sampler.grammars is None:
+            self.scheduler.add(live.sequences[0])
+        else:
+            self._compiling.append((live, self.sampler.grammars.compile(request.grammar)))
+
+    def _take_compiled(self) -> None:
+        """Requests whose grammars are compiled begin; rounds of others ran meanwhile."""
+        waiting, self._compiling = self._compiling, []
+        for live, compiled in waiting:
+            request = live.request
+            if self._requests.get(request.request_id) is not live:
+                continue  # it has ended
+            if not compiled.done():
+                self._compiling.append((live, compiled))
+                continue
+            error = compiled.exception()
+            if error is None:
+                live.sequences[0].grammar = compiled.result()
+                self.scheduler.add(live.sequences[0])
+                continue
+            if not isinstance(error, SpecserveError):
+                log.error("compiling a grammar failed", exc_info=error)
+                error = SpecserveError(f"compiling a grammar failed: {type(error).__name__}")
+            del self._requests[request.request_id]
+            self.control.send(rejection(request, error))
 
     def _stop_sample(self, request_id: str, sample_index: int) -> None:
         """The API found a stop string: the sample is complete, whatever was decoded since."""
@@ -288,6 +320,9 @@ class TargetNode:
         if self._draining and not self._requests and not self._drained_sent:
             self._drained_sent = True
             self.control.send(Drained())
+        if self._compiling:
+            self.control.wait(_COMPILE_LOOK_S)
+            return
         # Draft processes come and go by themselves, also while nobody asks for anything.
         has_drafts = self.speculation.status().num_draft_processes > 0
         self.control.wait(DRAFT_PERIOD_S if has_drafts else LOAD_PERIOD_S, self.speculation.alarm)

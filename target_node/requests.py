@@ -34,7 +34,7 @@ class LiveRequest:
         if len(self.sequences) == self.request.sampling.n or not first.num_generated:
             return []
         others = [
-            Sequence(self.request, sample_index=i, arrival=first.arrival)
+            Sequence(self.request, i, first.arrival, grammar=first.grammar)
             for i in range(1, self.request.sampling.n)
         ]
         self.sequences += others

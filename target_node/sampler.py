@@ -7,13 +7,16 @@ A decoding row without drafted tokens is verification of none.
 
 import enum
 import itertools
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 import torch
 
 from specserve.backends.base import Backend, VerifiedRows
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
+from specserve.sampling.grammar import completing
 from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
@@ -26,6 +29,7 @@ from specserve.sampling.verification.method import (
     verified_by,
 )
 from specserve.types import FinishReason, Logprobs
+from target_node.row_groups import RoundToSample, in_groups
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 
@@ -34,7 +38,9 @@ class Fault(enum.Enum):
     """Why no token could be drawn."""
 
     NOT_FINITE = "the model computes NaN or infinity instead of logits; are its weights damaged?"
-    NO_TOKEN_LEFT = "penalties, bias and suppressed tokens leave no token that can be sampled"
+    NO_TOKEN_LEFT = (
+        "penalties, bias, suppressed tokens and the grammar leave no token that can be sampled"
+    )
 
 
 @dataclass
@@ -47,6 +53,7 @@ class SampledRow:
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0
     finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that stopped it, when one did
     fault: Fault | None = None
     is_spoiled: bool = False  # some logits were bad, perhaps of a rejected token only
     is_void: bool = False  # nothing is to be taken from it: it has to be done without drafts
@@ -74,12 +81,17 @@ class Sampler:
         max_model_len: int,
         backend: Backend,
         default_method: VerificationMethod = VerificationMethod.COUPLED,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`default_method` is that of requests without a seed of their own."""
+        """`default_method` is that of requests without a seed of their own.
+
+        `grammars`: who compiles those of requests; None: nobody can.
+        """
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self.backend = backend
         self.default_method = default_method
+        self.grammars = grammars
         self.num_broken_laws = 0  # rows whose drafted tokens came with distributions that are none
         self._states: dict[Sequence, SamplingState] = {}
 
@@ -103,6 +115,7 @@ class Sampler:
                 prompt_token_ids=request.prompt_token_ids,
                 sample_index=sequence.sample_index,
                 end_token_ids=() if request.sampling.ignore_eos else self.eos_token_ids,
+                grammar=None if sequence.grammar is None else sequence.grammar.begin(),
             )
             self._states[sequence] = state
         return state
@@ -140,8 +153,16 @@ class Sampler:
     def _outcomes(
         self, rows: list[Row], logits: torch.Tensor, draft_probs: DraftProbs | None
     ) -> VerifiedRows:
+        has_grammar = [row.sequence.grammar is not None for row in rows]
+        by_ratio = [not self._is_verified_by_equality(row) for row in rows]
+        return in_groups(
+            RoundToSample(rows, logits, draft_probs, by_ratio), has_grammar, self._outcomes_of
+        )
+
+    def _outcomes_of(self, batch: RoundToSample) -> VerifiedRows:
+        rows, logits = batch.rows, batch.logits
         states = [self.state(row.sequence) for row in rows]
-        if all(map(self._is_verified_by_equality, rows, states)):
+        if not any(batch.by_ratio):
             return self._outcomes_by_equality(rows, states, logits)
         to_verify = [
             RowToVerify(
@@ -153,20 +174,21 @@ class Sampler:
             )
             for row, state in zip(rows, states, strict=True)
         ]
+        draft_probs = batch.draft_probs
         found = self.backend.verify(logits, to_verify, draft_probs)
         self.num_broken_laws += sum(found.has_broken_probs)
         return found
 
-    def _is_verified_by_equality(self, row: Row, state: SamplingState) -> bool:
+    def _is_verified_by_equality(self, row: Row) -> bool:
         """As a row without drafted tokens is by any method."""
         return (
             not row.verify_len
-            or verified_by(self.method(row.sequence), is_greedy=state.is_greedy)
+            or verified_by(self.method(row.sequence), is_greedy=self.state(row.sequence).is_greedy)
             is VerificationMethod.COUPLED
         )
 
     def _outcomes_by_equality(
-        self, rows: list[Row], states: list[SamplingState], logits: torch.Tensor
+        self, rows: Rows[Row], states: list[SamplingState], logits: torch.Tensor
     ) -> VerifiedRows:
         """The cheapest way: nothing but the target's own tokens leaves the device."""
         paths = [state.along(row.drafted) for row, state in zip(rows, states, strict=True)]
@@ -202,21 +224,35 @@ class Sampler:
             token_ids=commit.token_ids,
             num_accepted=commit.num_accepted,
             finish_reason=commit.finish_reason,
+            stop_token_id=self._stop_token_id(row.sequence, commit),
             fault=fault,
             is_spoiled=outcomes.has_bad_logits[place],
         )
 
     def _commit(self, row: Row, num_accepted: int, next_token: int) -> Commit:
         sequence, sampling = row.sequence, row.sequence.request.sampling
-        eos = () if sampling.ignore_eos else self.eos_token_ids
+        state = self.state(sequence)
+        completing_at = None
+        if state.grammar is not None:
+            completing_at = completing(state.grammar, (*row.drafted[:num_accepted], next_token))
         return commit_of(
             row.drafted,
             num_accepted,
             next_token,
-            end_token_ids=(*eos, *sampling.stop_token_ids),
+            end_token_ids=state.end_token_ids,
             num_held_back=max(0, sampling.min_tokens - sequence.num_generated),
             room=self.room(sequence),
+            num_completing=completing_at,
         )
+
+    def _stop_token_id(self, sequence: Sequence, commit: Commit) -> int | None:
+        """What the sample ended with, unless its text is just complete."""
+        if commit.finish_reason is not FinishReason.STOP:
+            return None
+        last = commit.token_ids[-1]
+        grammar = self.state(sequence).grammar
+        ends = self.state(sequence).end_token_ids
+        return last if last in ends or (grammar and last in grammar.end_token_ids) else None
 
     def _report(
         self, rows: list[Row], ends: list[int], logits: torch.Tensor, results: list[SampledRow]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from specserve.grammars.compiler import CompiledGrammar
 from specserve.types import FinishReason, Request
 
 
@@ -33,6 +34,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     admitted: bool = False
     may_speculate: bool = True
+    grammar: CompiledGrammar | None = None  # of its answer
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)

@@ -16,6 +16,7 @@ from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.errors import Exhausted, SpecserveError
+from specserve.grammars.compiler import compiler_of
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
@@ -225,6 +226,7 @@ def _leader(
         max_model_len=max_model_len,
         backend=runner.backend,
         default_method=_default_method(config),
+        grammars=compiler_of(Path(config.model.target or ""), spec),
     )
     return TargetNode(
         control=TargetControl(arguments.control_dir, config.message_cores),

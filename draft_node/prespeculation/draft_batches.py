@@ -182,7 +182,12 @@ class BatchDrafter:
         degrees = [max(0.0, branch.report.temperature) for branch in branches]
         temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
         sampler = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
-        sampler = with_processors(sampler, [branch.state for branch in branches])
+        states = [branch.state for branch in branches]
+        if by_ratio:
+            # A mask takes longer behind some tokens than behind others, and whether a block of
+            # this family is late may not depend on its tokens.
+            states = [state.without_grammar() for state in states]
+        sampler = with_processors(sampler, states)
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         # With Saguaro sampling, too: what is drawn from no longer tells which tokens are likeliest.
         keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from specserve.types import Ready, SamplingParams
+from specserve.types import Grammar, Ready, SamplingParams
 from specserve.validation import Limits
 
 ROLES = ("system", "user", "assistant")
@@ -56,6 +56,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
     spec: SpecOptions = SpecOptions()
     min_tokens_per_s: float | None = None
+    grammar: Grammar | None = None
     skip_special_tokens: bool = True  # in texts; token ids have them either way
     trace: TraceContext = TraceContext()
 

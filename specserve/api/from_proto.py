@@ -9,8 +9,16 @@ from google.protobuf.message import Message
 from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions, deadline_of
 from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.named_grammars import ANY_OBJECT, choice_of
 from specserve.errors import InvalidField
-from specserve.types import FinishReason, Logprobs, SamplingParams, TokenOrigin
+from specserve.types import (
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Logprobs,
+    SamplingParams,
+    TokenOrigin,
+)
 from specserve.validation import MAX_ENTRIES, Limits, check_num_entries, check_prompt_len
 
 ORIGINS = {
@@ -49,6 +57,7 @@ def call_of(
         sampling=_sampling_of(request.sampling, defaults),
         deadline_s=deadline_of(time_remaining_s),
         spec=SpecOptions(**spec),
+        grammar=_grammar_of(request),
         **optional,
     )
 
@@ -74,6 +83,25 @@ def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int] |
             return [ChatMessage(turn.role, turn.content) for turn in turns]
         case _:
             raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
+
+
+def _grammar_of(request: pb.GenerateRequest) -> Grammar | None:
+    if not request.HasField("structured_output"):
+        return None
+    wanted = request.structured_output
+    match form := wanted.WhichOneof("form"):
+        case None:
+            problem = "is empty; send one of json_object, json_schema, regex, grammar, choice"
+            raise InvalidField("structured_output", problem)
+        case "json_object":
+            field = "structured_output.json_object"
+            if not wanted.json_object:
+                raise InvalidField(field, "is false; leave structured_output out, or send true")
+            return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, field)
+        case "choice":
+            return choice_of(list(wanted.choice.texts), "structured_output.choice")
+        case _:
+            return Grammar(GrammarKind(form), getattr(wanted, form), f"structured_output.{form}")
 
 
 def _sampling_of(sampling: pb.SamplingParams, defaults: SamplingParams) -> SamplingParams:

@@ -93,7 +93,7 @@ class GrpcServer:
             task.cancel()
             with suppress(asyncio.CancelledError, SpecserveError):
                 await task
-        self._service.close()
+        await self._service.close()
 
 
 def _listen(server: grpc.aio.Server, place: str, door: ServerConfig) -> int:

@@ -19,6 +19,8 @@ from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Tracer
 from specserve.errors import SpecserveError, Unavailable
+from specserve.grammars.checker import GrammarChecker
+from specserve.grammars.tokens import Vocabulary
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
@@ -51,6 +53,7 @@ class Service:
         self.buffer_rounds = buffer_rounds
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or SamplingParams()
+        self.grammars = GrammarChecker(self._vocabulary)
         self.started_s = time.monotonic()
         key_file = config.server.api_key_file
         self.keys = None if key_file is None else Keys(Path(key_file))  # None: nobody needs one
@@ -123,7 +126,20 @@ class Service:
 
     def session(self, call: GenerateCall) -> Session:
         """On the caller's behalf."""
-        return Session(call, caller.get(), self.hub, self.tokenizer, self.metrics, self.tracer)
+        return Session(
+            call,
+            caller.get(),
+            self.hub,
+            self.tokenizer,
+            self.grammars,
+            self.metrics,
+            self.tracer,
+        )
+
+    def _vocabulary(self) -> Vocabulary:
+        """Of what is served, once it is."""
+        ready = self.ready
+        return Vocabulary(self.config.model.target or "", ready.vocab_size, ready.eos_token_ids)
 
     def _name(self) -> str:
         """Of what is served; empty before it is known."""
@@ -166,8 +182,9 @@ class Service:
             await asyncio.sleep(_TELL_DRAIN_S)
             log.info("draining: %d requests still run", self.hub.num_in_flight)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.hub.close()
         self.tokenizer.close()
         if self.tracer is not None:
             self.tracer.close()
+        await self.grammars.close()

@@ -36,6 +36,7 @@ from specserve.errors import (
     Unsupported,
     from_code,
 )
+from specserve.grammars.checker import GrammarChecker
 from specserve.types import (
     PromptLogprobs,
     Ready,
@@ -61,6 +62,7 @@ class Session:
         tenant: Tenant,
         hub: Hub,
         tokenizer: TextTokenizer,
+        grammars: GrammarChecker,
         metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Session:
         self._tenant = tenant
         self._metrics = metrics
         self._tracer = tracer
+        self._grammars = grammars
         self._hub = hub
         self._tokenizer = tokenizer
         self._arrived_s = time.monotonic()
@@ -157,6 +160,8 @@ class Session:
             raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
         max_verify_len = _max_verify_len(call.spec, ready)
         validate_sampling(call.sampling, limits)
+        if call.grammar is not None:
+            await self._grammars.check(call.grammar)
         request = Request(
             request_id=self.request_id,
             prompt_token_ids=await self._tokenizer.encode_prompt(call.prompt, call.chat),
@@ -168,6 +173,7 @@ class Session:
             deadline_s=call.deadline_s,
             max_verify_len=max_verify_len,
             min_tokens_per_s=call.min_tokens_per_s,
+            grammar=call.grammar,
         )
         request = validate_request(request, limits)  # which names what the caller sent
         return msgspec.structs.replace(request, cache_salt=salt_of(self._tenant, call.cache_salt))

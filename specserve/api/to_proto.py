@@ -13,7 +13,15 @@ from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import Exhausted, InvalidField
 from specserve.settings.config import ResolvedConfig
-from specserve.types import DRAFT_BATCH_SIZE, Load, Logprobs, Ready, SamplingParams
+from specserve.types import (
+    DRAFT_BATCH_SIZE,
+    Grammar,
+    GrammarKind,
+    Load,
+    Logprobs,
+    Ready,
+    SamplingParams,
+)
 from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES, MAX_TOP_K, OR_OFF
 
 _INTEGERS = {
@@ -56,10 +64,18 @@ def request_of(call: GenerateCall, given: Collection[str]) -> pb.GenerateRequest
         "cache_salt": call.cache_salt or None,
         "priority": call.priority or None,
         "min_tokens_per_s": call.min_tokens_per_s,
+        "structured_output": None if call.grammar is None else _structured_output(call.grammar),
         "sampling": _message(pb.SamplingParams, sampling),
         "spec": _message(pb.SpecOptions, spec),
     }
     return _message(pb.GenerateRequest, fields | _prompt_of(call.prompt))
+
+
+def _structured_output(grammar: Grammar) -> pb.StructuredOutput:
+    if grammar.kind is GrammarKind.CHOICE:
+        texts = msgspec.json.decode(grammar.text, type=list[str])
+        return _message(pb.StructuredOutput, {"choice": pb.Choices(texts=texts)})
+    return _message(pb.StructuredOutput, {grammar.kind.value: grammar.text})
 
 
 def abort_of(request_id: str) -> pb.AbortRequest:

@@ -33,6 +33,8 @@ class LogitEdits:
     bias_values: Tensor
     forbidden_rows: Tensor
     forbidden_ids: Tensor
+    allowed_rows: Tensor  # int64 [M]: those that a grammar has something to say of
+    allowed: Tensor  # uint8 [M, W], bits as of `GrammarState.allowed`
 
     @staticmethod
     def of(states: Sequence[SamplingState], device: torch.device | str = "cpu") -> "LogitEdits":
@@ -40,6 +42,7 @@ class LogitEdits:
         penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
         biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
         forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
+        masks = [(row, bits) for row, s in enumerate(states) if (bits := s.allowed()) is not None]
 
         def concatenated(arrays: list[np.ndarray]) -> Tensor:
             joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
@@ -63,6 +66,8 @@ class LogitEdits:
             bias_values=_floats([v for _, state in biased for v in state.bias_values], device),
             forbidden_rows=_ints([row for row, ids in forbidding for _ in ids], device),
             forbidden_ids=_ints([token_id for _, ids in forbidding for token_id in ids], device),
+            allowed_rows=_ints([row for row, _ in masks], device),
+            allowed=_stacked([bits for _, bits in masks], device),
         )
 
 
@@ -171,6 +176,10 @@ def _ints(values: Sequence[object], device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.array(values, np.int64)).to(device)  # torch reads lists slowly
 
 
+def _stacked(masks: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.stack(masks) if masks else np.zeros((0, 0), np.uint8)).to(device)
+
+
 def _floats(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.array(values, np.float64)).to(device)
 
@@ -196,7 +205,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     1. repetition penalty over prompt and output: positive logits divided by it, others multiplied;
     2. frequency penalty, times the number of times generated, then presence penalty: subtracted;
     3. `logit_bias`: added;
-    4. forbidden tokens: minus infinity.
+    4. forbidden tokens, and those that a grammar does not allow: minus infinity.
     """
     edited = logits.clone()
     dtype = logits.dtype
@@ -216,4 +225,30 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
         edited[where] += edits.bias_values.to(dtype)
     if edits.forbidden_rows.numel():
         edited[edits.forbidden_rows, edits.forbidden_ids] = float("-inf")
+    if edits.allowed_rows.numel():
+        offsets = _offsets(edits.allowed, edited.shape[1], dtype)
+        if len(offsets) == len(edited):  # all rows, in order
+            edited += offsets
+        else:
+            edited[edits.allowed_rows] += offsets
     return edited
+
+
+def _offsets(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """0 where a bit is set, else minus infinity: bits uint8 [M, W], lowest first, to [M, count].
+
+    Beyond the last of them, too. Looked up and added: filling in costs several times as much.
+    """
+    offsets = _offsets_of_bytes(bits.device, dtype).index_select(0, bits.flatten().int())
+    offsets = offsets.view(len(bits), -1)
+    missing = count - offsets.shape[1]
+    if missing <= 0:
+        return offsets[:, :count]
+    return torch.nn.functional.pad(offsets, (0, missing), value=float("-inf"))
+
+
+@functools.cache
+def _offsets_of_bytes(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[256, 8]"""
+    flags = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+    return torch.zeros(256, 8, dtype=dtype).masked_fill_(flags == 0, float("-inf")).to(device)

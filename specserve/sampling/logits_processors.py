@@ -65,6 +65,10 @@ class ProcessedSampler:
         processing: "_Processing | None" = None  # of `states`, each once for every slot of a draw
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            if logits.shape[1] > 1 and any(state.grammar is not None for state in self.states):
+                slots = range(logits.shape[1])  # what may stand in one depends on those before
+                drawn = [self.draw(first_slot + k, logits[:, k : k + 1]) for k in slots]
+                return torch.cat(drawn, dim=1)
             if self.processing is None:
                 states = [state for state in self.states for _ in range(logits.shape[1])]
                 batch = SamplingBatch.build(states, logits.device)
@@ -78,13 +82,19 @@ class ProcessedSampler:
             return self.inner.draft_probs()
 
         def _advance(self, token_ids: Tensor) -> None:
-            """Penalties and `min_tokens` know the drafted tokens before."""
-            if not any(s.penalties is not None or s.forbidden_ids for s in self.states):
+            """Penalties, `min_tokens` and grammars know the drafted tokens before."""
+            if not any(_remembers(state) for state in self.states):
                 return
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
                 for token_id in drawn:
                     state.append(token_id)
             self.processing = None
+
+
+def _remembers(state: SamplingState) -> bool:
+    """Whether what is drafted now changes how the next slot's logits are processed."""
+    has_history = state.penalties is not None or state.grammar is not None
+    return has_history or bool(state.forbidden_ids)
 
 
 @dataclass(frozen=True)
@@ -149,10 +159,16 @@ class _Processing:
     def _edited(self, rows: Tensor, edits: LogitEdits) -> Tensor:
         target_ids = self.layout.target_ids
         if target_ids is None:
-            return apply_edits(rows, edits)
-        whole = rows.new_zeros(len(rows), self.layout.vocab_size)  # edits name the target's ids
-        whole[:, target_ids] = rows
-        return apply_edits(whole, edits)[:, target_ids]
+            edited = apply_edits(rows, edits)
+        else:
+            whole = rows.new_zeros(len(rows), self.layout.vocab_size)  # edits name the target's ids
+            whole[:, target_ids] = rows
+            edited = apply_edits(whole, edits)[:, target_ids]
+        if not edits.allowed_rows.numel():
+            return edited
+        # A drafter of fewer tokens may know none that a grammar allows: it drafts in vain, then.
+        is_possible = edited.amax(dim=1, keepdim=True) > -torch.inf
+        return torch.where(is_possible, edited, rows)
 
 
 @dataclass(frozen=True)

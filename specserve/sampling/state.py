@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specserve.noise import seed_bits
+from specserve.sampling.grammar import GrammarState
 from specserve.types import SamplingParams
 
 # The least normal float32: a smaller one would turn into a division by zero on the way.
@@ -100,13 +101,14 @@ class SamplingState:
 
     `end_token_ids` are those that `min_tokens` holds back: end of sequence (unless ignored) and the
     request's stop tokens. Everything derived from the parameters is worked out once, here, because
-    a batch is built from these objects in every round.
+    a batch is built from these objects in every round. A place in a `grammar` is advanced with it.
     """
 
     __slots__ = (
         "bias_ids",
         "bias_values",
         "end_token_ids",
+        "grammar",
         "has_bias",
         "is_greedy",
         "is_truncated",
@@ -127,8 +129,10 @@ class SamplingState:
         prompt_token_ids: Sequence[int],
         sample_index: int = 0,
         end_token_ids: Sequence[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
+        self.grammar = grammar
         self.seed_bits = seed_bits(seed)
         self.sample_index = sample_index
         self.position = len(prompt_token_ids)  # absolute, of the token sampled next
@@ -148,8 +152,22 @@ class SamplingState:
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Tokens that may not come next."""
+        """Tokens that may not come next, whatever else is possible."""
+        return self._held_back_ids if self.grammar is None else ()
+
+    @property
+    def _held_back_ids(self) -> tuple[int, ...]:
         return self.end_token_ids if self.num_generated < self.params.min_tokens else ()
+
+    def allowed(self) -> NDArray[np.uint8] | None:
+        """Tokens that the grammar lets come next, as `GrammarState.allowed`; None: any.
+
+        `min_tokens` and `ignore_eos` hold ends back until the grammar can only end.
+        """
+        if self.grammar is None:
+            return None
+        ends = self.grammar.end_token_ids if self.params.ignore_eos else ()
+        return self.grammar.allowed((*self._held_back_ids, *ends))
 
     @property
     def edits_logits(self) -> bool:
@@ -157,6 +175,7 @@ class SamplingState:
         return (
             self.has_bias
             or self.penalties is not None
+            or self.grammar is not None
             or (self.num_generated < self.params.min_tokens and bool(self.end_token_ids))
         )
 
@@ -166,6 +185,8 @@ class SamplingState:
         self.num_generated += 1
         if self.penalties is not None:
             self.penalties.append(token_id)
+        if self.grammar is not None:
+            self.grammar.append(token_id)
 
     def fork(self) -> "SamplingState":
         """An independent copy, for a drafted path."""
@@ -174,6 +195,16 @@ class SamplingState:
             setattr(copy, name, getattr(self, name))
         if self.penalties is not None:
             copy.penalties = self.penalties.fork()
+        if self.grammar is not None:
+            copy.grammar = self.grammar.fork()
+        return copy
+
+    def without_grammar(self) -> "SamplingState":
+        """The same where no grammar is kept to."""
+        if self.grammar is None:
+            return self
+        copy = self.fork()
+        copy.grammar = None
         return copy
 
     def along(self, drafted_token_ids: Sequence[int]) -> list["SamplingState"]:

@@ -27,6 +27,7 @@ from target_node.planning.acceptance import (
     survival_of,
 )
 from target_node.planning.draft_pace import DraftPace
+from target_node.planning.forbidden_drafts import worth_verifying
 from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
 from target_node.planning.round_prices import FrozenPrices, RoundCosts
@@ -181,6 +182,10 @@ class Admission:
     def needs_probs(self, row: Row) -> bool:
         return needs_probs(self.to_draft(row))
 
+    def _without_forbidden(self, row: Row, token_ids: tuple[int, ...]) -> int:
+        grammar = self.state(row.sequence).grammar
+        return worth_verifying(grammar, token_ids, by_ratio=self.needs_probs(row))
+
     def has_room(self, rows: list[Row]) -> bool:
         """Whether the forward of `rows` can take any drafted token besides."""
         return self._scheduler.room_for_drafts(rows) > 0
@@ -211,7 +216,9 @@ class Admission:
             if not verify_len
         ]
         admitted = {
-            row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
+            row.sequence: self._scheduler.with_drafts(
+                row, speculation, self._without_forbidden(row, speculation.token_ids[:verify_len])
+            )
             for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
         }
         admitted_rows = [admitted.get(row.sequence, row) for row in rows]

@@ -137,6 +137,7 @@ class OutcomeReports:
             num_prompt=stream.sequence.num_prompt,
             end_token_ids=state.end_token_ids,
             sampling=state.params,
+            grammar=stream.sequence.request.grammar,
         )
         return self._links.tell(peer, message)
 

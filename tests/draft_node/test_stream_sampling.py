@@ -1,17 +1,22 @@
 """A state that follows a stream is the one that the target has at the same token."""
 
+from concurrent.futures import Future
+
+import msgspec
 import numpy as np
 import pytest
 
 from draft_node.stream_sampling import StreamSampling
 from specserve.sampling.state import SamplingState
 from specserve.transport.control.draft_control import SamplingParameters
-from specserve.types import SamplingParams
+from specserve.types import Grammar, GrammarKind, SamplingParams
+from tests.exactness.grammars import TOKENS, compiler
 
 PROMPT, VOCAB = [5, 9, 3, 7, 5, 9, 3], 60
 TEXT = [*PROMPT, 8, 8, 3, 21, 8, 40, 5]
 CUT = {"top_p": 0.9, "top_k": 20}
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5}
+A, B, C, AB = (TOKENS.index(text) for text in (b"a", b"b", b"c", b"ab"))
 HELD = {"min_tokens": 4, "stop_token_ids": (11, 12)}
 
 
@@ -87,3 +92,25 @@ def test_a_prompt_of_which_less_is_known_is_no_error():
     followed = StreamSampling.of(fields_of(**PENALTIES), VOCAB)
     state = followed.behind(TEXT[:3], 3, [])
     assert np.array_equal(state.penalties.ids, TEXT[:3])
+
+
+def test_a_grammar_counts_once_it_is_compiled():
+    """Whatever was asked before, a branch is where its own tokens lead."""
+    letters = Grammar(GrammarKind.REGEX, "[ab]{2,4}")
+    fields = msgspec.structs.replace(fields_of(), grammar=letters)
+    compiled, pending = compiler().compile(letters).result(), Future()
+    followed = StreamSampling(fields, pending)
+    text = [*PROMPT, AB]
+    assert followed.behind(text, len(text), [A]).grammar is None
+    pending.set_result(compiled)
+    for length, branch in ((8, [A]), (8, [AB]), (8, [C, A]), (7, [B]), (8, [B]), (6, [3, A])):
+        state = followed.behind(text, length, branch)
+        fresh = compiled.begin()
+        for token_id in [*text[:length], *branch][len(PROMPT) :]:
+            fresh.append(token_id)
+        assert state.grammar is not None
+        assert state.grammar.is_over == fresh.is_over
+        found, expected = state.allowed(), fresh.allowed(())
+        assert (found is None) == (expected is None) == (C in branch)
+        assert found is None or found.tolist() == expected.tolist()
+    assert StreamSampling.of(fields, VOCAB, None).behind(text, 8, [A]).grammar is None

@@ -1,5 +1,6 @@
 """The real model, served: it answers sensibly, and speculation changes nothing of what it says."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -7,11 +8,34 @@ import pytest
 from specserve.api.call import ChatMessage
 from specserve.client import Client
 from specserve.settings.target_source import find_smollm2
+from specserve.types import Grammar, GrammarKind
 from tests.exactness.real_model import SERVICES, plainly, with_drafts
 from tests.exactness.workload import Outcome, SeededRequest, chat_requests, differing
 
 QUESTION = [ChatMessage("user", "What is the capital of France?")]
-REQUESTS = [SeededRequest(QUESTION, {"temperature": 0, "max_tokens": 32}), *chat_requests(16)]
+COUNTRY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 16},
+        "capital": {"type": "string", "maxLength": 16},
+        "millions": {"type": "integer", "minimum": 1, "maximum": 2000},
+    },
+    "required": ["name", "capital", "millions"],
+    "additionalProperties": False,
+}
+AS_JSON = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(COUNTRY))
+IN_A_FORM = [
+    SeededRequest(
+        [ChatMessage("user", f"Tell me about {name}, as JSON.")],
+        {"seed": seed, "temperature": seed % 3 / 2, "max_tokens": 64, "grammar": AS_JSON},
+    )
+    for seed, name in enumerate(("France", "Japan", "Peru"))
+]
+REQUESTS = [
+    SeededRequest(QUESTION, {"temperature": 0, "max_tokens": 32}),
+    *IN_A_FORM,
+    *chat_requests(16),
+]
 # Several ranks on few cores take their time: the question, and three that are answered shortly.
 SHORT = [0, *(i for i, each in enumerate(REQUESTS) if each.options["max_tokens"] <= 16)][:4]
 
@@ -26,6 +50,17 @@ def plain() -> list[Outcome]:
 def test_the_capital_of_france_is_paris(plain: list[Outcome]):
     assert plain[0].texts == ("The capital of France is Paris.",)
     assert plain[0].finish_reasons == ("stop",)
+
+
+@pytest.mark.slow
+def test_answers_in_a_form_are_valid(plain: list[Outcome]):
+    for outcome in plain[1 : 1 + len(IN_A_FORM)]:
+        country = json.loads(outcome.texts[0])
+        assert outcome.finish_reasons == ("stop",)
+        assert list(country) == ["name", "capital", "millions"]
+        assert len(country["name"]) <= 16
+        assert len(country["capital"]) <= 16
+        assert 1 <= country["millions"] <= 2000
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 
 from specserve.backends.choose import choose_backend
 from specserve.drafters.protocol import Drafter
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
@@ -95,6 +96,7 @@ class InProcessTarget:
         pace: DraftPace | None = None,
         may_pause: bool = False,
         max_extension: int = 512,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """`pace`: of the drafter, as timed at start; without, its own drafts tell."""
         self.control = ScriptedControl()
@@ -115,6 +117,7 @@ class InProcessTarget:
             max_model_len=max_model_len,
             backend=BACKEND,
             default_method=default_method,
+            grammars=grammars,
         )
         self.prices, self._pace, self._may_pause = prices, pace, may_pause
         self.speculation = (

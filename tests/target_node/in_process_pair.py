@@ -19,6 +19,7 @@ import target_node.speculation.miss_policy
 import target_node.speculation.round_latency
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
@@ -101,6 +102,7 @@ class InProcessPair(InProcessTarget):
         auto: bool = False,
         budget: Callable[[], Allocator] = ThresholdPolicy,
         max_extension: int = 512,
+        drafts_grammars: GrammarCompiler | None = None,
         **target,
     ) -> None:
         """`miss`: None: any kind at any time. `misses`: as measured, of these instead.
@@ -117,7 +119,7 @@ class InProcessPair(InProcessTarget):
         limits = self._limits(drafter)
         wire = ControlWire(self.drafting.num_drafts, self.drafting.control_loss, self.drafting.seed)
         self.drafts = [
-            DraftLife(index, make_drafter, self.drafting, wire, limits)
+            DraftLife(index, make_drafter, self.drafting, wire, limits, drafts_grammars)
             for index in range(self.drafting.num_drafts)
         ]
         self.links = DraftLinks(

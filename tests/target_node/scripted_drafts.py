@@ -18,6 +18,7 @@ from draft_node.node import DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
 from specserve.drafters.protocol import Drafter
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
@@ -139,8 +140,10 @@ class DraftLife:
         drafting: Drafting,
         wire: ControlWire,
         limits: LinkLimits,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.index = index
+        self._grammars = grammars
         self.node: DraftNode | None = None
         self.num_lives = 0
         self._make_drafter = make_drafter
@@ -178,7 +181,7 @@ class DraftLife:
 
     def start(self) -> None:
         drafting, drafter = self._drafting, self._make_drafter()
-        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
+        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU, grammars=self._grammars)
         settings = BatchSettings(
             size=drafting.draft_batch,
             fan_out=drafting.fan_out,

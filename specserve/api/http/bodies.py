@@ -9,6 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
+from specserve.api.http.structured import (
+    ELSEWHERE,
+    JsonSchema,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
 from specserve.api.http.wrong_fields import unknown, wrong_field
 from specserve.errors import InvalidField
 
@@ -71,6 +78,12 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None  # as structured_outputs.json, as the next three
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
     return_token_ids: bool = False
     return_token_origins: bool = False
     spec: SpecWishes = SpecWishes()
@@ -131,12 +144,6 @@ def _text_of(part: dict[str, Any], where: str) -> str:
         raise wrong_field(error, _TextPart, part, where) from error
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """Of the answer; text alone is served."""
-
-    type: str
-
-
 class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of POST /v1/chat/completions."""
 
@@ -148,7 +155,6 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,6 +182,8 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 # What fields with fields of their own may have; a body's other ones know it by themselves.
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "messages": Message, "messages.content": _TextPart, "stream_options": StreamOptions,
+    "response_format": ResponseFormat, "response_format.json_schema": JsonSchema,
+    "structured_outputs": StructuredOutputs,
 }  # fmt: skip
 
 Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
@@ -266,5 +274,7 @@ def _unknown_problem(name: str, kind: type[Body]) -> str:
     if name in _AS_IT_IS:
         only = msgspec.json.encode(_AS_IT_IS[name]).decode()
         return f"is not served here; leave it out, or send {only} (launch --lenient ignores it)"
+    if name in ELSEWHERE and issubclass(kind, _Body):
+        return f"is no field of {kind.noun} here; send {ELSEWHERE[name]}"
     problem = unknown(name, kind.noun, list(kind.__struct_fields__))
     return f"{problem} (launch --lenient ignores unknown fields)"

@@ -19,7 +19,8 @@ from specserve.api.call import (
     seed_of,
 )
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
-from specserve.errors import InvalidField, Unsupported
+from specserve.api.http.structured import grammar_of
+from specserve.errors import InvalidField
 from specserve.settings.config import DAY_S
 from specserve.types import SamplingParams
 from specserve.validation import (
@@ -41,7 +42,7 @@ _TOKEN_ID = re.compile("-?[0-9]{1,20}")  # one that is out of range is refused a
 def calls_of_completion(
     body: CompletionBody, limits: Limits, defaults: SamplingParams
 ) -> list[GenerateCall]:
-    """One for each prompt. Raises InvalidField."""
+    """One for each prompt. Raises InvalidField, or Unsupported as `call_of_chat` does."""
     sampling = _sampling(body, limits, defaults, usual_max_tokens=_USUAL_MAX_TOKENS)
     sampling = msgspec.structs.replace(sampling, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
@@ -57,9 +58,6 @@ def calls_of_completion(
 
 def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> GenerateCall:
     """Raises InvalidField, or Unsupported for an answer in a form that is not served."""
-    if body.response_format is not None and body.response_format.type != "text":
-        form = body.response_format.type[:64]
-        raise Unsupported(f"response_format: {form!r} is not served; answers are text")
     if body.top_logprobs and not body.logprobs:  # 0 is none, as some clients always say
         raise InvalidField("top_logprobs", "needs logprobs: true")
     most, asked = limits.max_logprobs, body.top_logprobs or 0
@@ -141,6 +139,7 @@ def _call(
         priority=body.priority,
         skip_special_tokens=body.skip_special_tokens,
         min_tokens_per_s=body.min_tokens_per_s,
+        grammar=grammar_of(body),
         spec=SpecOptions(
             mode=body.spec.mode, max_verify_len=body.spec.max_verify_len, return_stats=True
         ),

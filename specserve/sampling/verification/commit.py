@@ -30,12 +30,14 @@ def commit_of(
     end_token_ids: Container[int],
     num_held_back: int,
     room: int,
+    num_completing: int | None = None,
 ) -> Commit:
     """Cut the outcome (`num_accepted`, `next_token`) of `drafted` where plain decoding would stop.
 
     The next `num_held_back` tokens may not end the sample (what is left of `min_tokens`); `room`,
     at least 1, is what is left of `max_tokens` and of the context. An end token is part of the
-    answer. A bad row that ended before it turned bad has not failed.
+    answer. As many as `num_completing` complete a text that a grammar lets nothing follow. A bad
+    row that ended before it turned bad has not failed.
     """
     if not 0 <= num_accepted <= len(drafted) or room < 1:
         raise ValueError(f"{num_accepted} of {len(drafted)} accepted, room for {room}")
@@ -49,6 +51,8 @@ def commit_of(
             reason = FinishReason.STOP
         elif len(token_ids) == room:
             reason = FinishReason.LENGTH
+        if len(token_ids) == num_completing:
+            reason = FinishReason.STOP
         if reason is not None:
             return Commit(token_ids, min(num_accepted, len(token_ids)), reason, failed=False)
     return Commit(token_ids, num_accepted, None, failed=False)

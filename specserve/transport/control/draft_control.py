@@ -25,7 +25,7 @@ from msgspec import Meta
 from specserve.transport.control.control import FrameReader, FrameWriter, context_on
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Floats, Tokens
-from specserve.types import DraftTime, SamplingParams, Seconds
+from specserve.types import DraftTime, Grammar, SamplingParams, Seconds
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, tag="samplin
     num_prompt: Count
     end_token_ids: tuple[Count, ...]  # what `min_tokens` holds back
     sampling: SamplingParams
+    grammar: Grammar | None = None
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):

@@ -34,6 +34,7 @@ TOYS = {
     "held-back end token": Toy(
         draft="far", end_token_ids=(2,), fields={"min_tokens": 2, "stop_token_ids": (0,)}
     ),
+    "grammar": Toy(draft="far", end_token_ids=(2,), never_follows=1, fields={"min_tokens": 2}),
     "everything": Toy(
         draft="far",
         end_token_ids=(1,),

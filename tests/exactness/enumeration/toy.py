@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import torch
 
 from specserve.sampling.batch import SamplingBatch
@@ -22,6 +23,39 @@ def _drawn_logits(key: str, num_tokens: int) -> tuple[float, ...]:
     return tuple(rng.gauss(0, 1) for _ in range(num_tokens))
 
 
+class NeverFollows:
+    """A `GrammarState`: no token may stand behind the one that is so far below it."""
+
+    is_over = False
+
+    def __init__(self, toy, token_ids=()):
+        self._toy, self._token_ids = toy, token_ids
+        self.end_token_ids = toy.end_token_ids
+
+    def append(self, token_id):
+        self._token_ids = (*self._token_ids, token_id)
+
+    def fork(self):
+        return NeverFollows(self._toy, self._token_ids)
+
+    def num_allowed(self, token_ids):
+        place = self.fork()
+        for count, token_id in enumerate(token_ids):
+            if token_id not in place._allowed():
+                return count
+            place.append(token_id)
+        return len(token_ids)
+
+    def allowed(self, held_back):
+        free = [token_id for token_id in self._allowed() if token_id not in held_back]
+        return np.array([sum(1 << token_id for token_id in free or self._allowed())], np.uint8)
+
+    def _allowed(self):
+        before = self._token_ids[-1] if self._token_ids else 0
+        forbidden = (before + self._toy.never_follows) % self._toy.num_tokens
+        return [token_id for token_id in range(self._toy.num_tokens) if token_id != forbidden]
+
+
 @dataclass(frozen=True)
 class Toy:
     """A target, a draft and a request. `draft` names how it relates to the target."""
@@ -34,6 +68,7 @@ class Toy:
     end_token_ids: tuple[int, ...] = ()
     impossible: tuple[int, ...] = ()  # for the target, by its own logits
     fields: dict = field(default_factory=dict)  # of SamplingParams
+    never_follows: int | None = None  # so far behind the token before: a grammar forbids it
 
     def state(self, context):
         """The sampling state after `context`, a tuple of generated tokens."""
@@ -42,6 +77,7 @@ class Toy:
             seed=self.seed,
             prompt_token_ids=PROMPT,
             end_token_ids=self.end_token_ids,
+            grammar=None if self.never_follows is None else NeverFollows(self),
         )
         for token_id in context:
             state.append(token_id)

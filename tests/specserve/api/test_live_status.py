@@ -177,7 +177,7 @@ def test_it_answers_while_the_target_loads(model_folder, tmp_path):
         try:
             answer = await asyncio.to_thread(send, app.url, "GET", "/status")
         finally:
-            service.close()
+            await service.close()
             service.hub.shut_down()
             await app.stop()
         return answer

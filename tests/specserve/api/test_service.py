@@ -20,6 +20,6 @@ def test_a_stop_while_loading_is_told_to_everybody_who_asks(tmp_path, model_fold
         service.hub.shut_down()
         with pytest.raises(Unavailable, match="the service has stopped"):
             _ = service.ready
-        service.close()
+        await service.close()
 
     asyncio.run(stop())

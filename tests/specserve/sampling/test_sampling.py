@@ -132,6 +132,8 @@ def expected_distribution(logits, s, num_tokens):
         x[i] += bias
     for i in s.forbidden_ids:
         x[i] = -math.inf
+    if (bits := s.allowed()) is not None:
+        x = [v if bits[i // 8] >> (i % 8) & 1 else -math.inf for i, v in enumerate(x)]
     if p.temperature == 0:
         winner = x.index(max(x))
         return [float(i == winner) for i in range(num_tokens)]
