@@ -30,7 +30,7 @@ status=0
 "$python" -m bench.gpu --out "$out" "$@" || status=$?
 
 # What is brought back from a device is few files, none of them large: cat rest.tgz.* | tar xz
-if [ -n "${OUT:-}" ]; then
+if [ -n "${OUT:-}" ] && [ -d "$out" ]; then
   cd "$out"
   rest=()
   for folder in real chats dspark; do if [ -d "$folder" ]; then rest+=("$folder"); fi; done
