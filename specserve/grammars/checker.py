@@ -76,14 +76,18 @@ class GrammarChecker:
         assert child.stdin is not None
         assert child.stdout is not None
         answer = b""
-        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+        try:
             async with asyncio.timeout(_START_S + self._limit_s * _PATIENCE):
                 child.stdin.write(msgspec.json.encode(grammar) + b"\n")
                 await child.stdin.drain()
                 answer = await child.stdout.readline()
+        except TimeoutError:
+            self._kill()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended, as it does without an answer
         if answer:
             return msgspec.json.decode(answer, type=_Verdict)
-        await self.close()
+        await child.communicate()
         if child.returncode not in (-signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV):
             raise SpecserveError(f"the compiler of grammars ended with {child.returncode}")
         limit = f"takes more than {self._limit_s:g} s or 32 MiB of stack to compile"
