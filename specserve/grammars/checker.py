@@ -42,6 +42,7 @@ class GrammarChecker:
         self._vocabulary = vocabulary
         self._limit_s = limit_s
         self._child: asyncio.subprocess.Process | None = None
+        self._leaving: set[asyncio.Task[object]] = set()  # ends of processes given up
         self._turn = asyncio.Lock()  # one at a time
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
@@ -58,7 +59,7 @@ class GrammarChecker:
             try:
                 verdict = await self._asked(grammar)
             except BaseException:
-                self._kill()  # it may still answer this one
+                self._abandon()
                 raise
         if verdict.is_defect:
             raise Unsupported(f"{grammar.field}: is not served here: {verdict.problem}")
@@ -105,8 +106,17 @@ class GrammarChecker:
             with suppress(ProcessLookupError):
                 self._child.kill()
 
+    def _abandon(self) -> None:
+        """Whoever asked has left, and an answer would be taken for that of the next one."""
+        self._kill()
+        if (child := self._child) is not None:
+            self._child = None
+            self._leaving.add(ending := asyncio.create_task(child.communicate()))
+            ending.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
-        """End the process, if there is one, and what is left of it."""
+        """End the process, if there is one, and what is left of it and others."""
         self._kill()
         if self._child is not None:
             await self._child.communicate()
+        await asyncio.gather(*self._leaving)

@@ -112,3 +112,18 @@ def test_nor_does_one_that_the_compiler_dies_of(vocabulary: Vocabulary):
         await checker.close()
 
     asyncio.run(run())
+
+
+def test_who_leaves_takes_the_answer_with_him(vocabulary: Vocabulary):
+    """The next one is not told what another's grammar came to."""
+
+    async def run() -> None:
+        checker = GrammarChecker(lambda: vocabulary, limit_s=60)
+        await checker.check(GOOD)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await checker.check(SLOW)
+        await checker.check(msgspec.structs.replace(GOOD, text='{"type": "array"}'))
+        await checker.close()
+
+    asyncio.run(run())
