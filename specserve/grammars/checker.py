@@ -18,8 +18,8 @@ from contextlib import suppress
 import msgspec
 
 from specserve.errors import InvalidField, SpecserveError, Unsupported
+from specserve.grammars.compiler import Vocabulary
 from specserve.grammars.source import MAX_CHARS
-from specserve.grammars.tokens import Vocabulary
 from specserve.types import Grammar
 
 LIMIT_S = 1.0  # of a processor, for one grammar

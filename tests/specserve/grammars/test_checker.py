@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specserve.errors import InvalidField, Unsupported
 from specserve.grammars.checker import GrammarChecker
+from specserve.grammars.compiler import Vocabulary
 from specserve.grammars.source import MAX_CHARS
-from specserve.grammars.tokens import Vocabulary
 from specserve.types import Grammar, GrammarKind
 
 GOOD = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}', "good")
