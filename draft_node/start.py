@@ -154,13 +154,8 @@ def _build(
             settings, usual_tokens=USUAL_HIDDEN_TOKENS, most_tokens=most, goes_beyond=knows
         )
     capacity = _capacity(config, target.spec, options)
-    streams = DraftSlots(
-        drafter,
-        dtype=dtype,
-        device=device,
-        capacity=capacity,
-        grammars=compiler_of(target.folder, target.spec),
-    )
+    grammars = compiler_of(target.folder, target.spec)
+    streams = DraftSlots(drafter, dtype=dtype, device=device, capacity=capacity, grammars=grammars)
     introduction = Attach(
         draft=arguments.rank,
         pid=os.getpid(),

@@ -40,8 +40,9 @@ class StreamSampling:
         are_there = all(0 <= token_id < vocab_size for token_id in named)
         if not are_there:
             return None
-        is_known = given.grammar is not None and grammars is not None
-        return StreamSampling(given, grammars.compile(given.grammar) if is_known else None)
+        if given.grammar is None or grammars is None:
+            return StreamSampling(given)
+        return StreamSampling(given, grammars.compile(given.grammar))
 
     def behind(self, token_ids: Sequence[int], length: int, more: Sequence[int]) -> SamplingState:
         """Behind the first `length` of the verified `token_ids`, and `more` of a branch."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from specserve.types import Grammar, Ready, SamplingParams
+from specserve.errors import InvalidField
+from specserve.types import Grammar, GrammarKind, Ready, SamplingParams
 from specserve.validation import Limits
 
 ROLES = ("system", "user", "assistant")
@@ -75,6 +76,8 @@ def deadline_of(remaining_s: float | None) -> float | None:
     return None if remaining_s is None else time.monotonic() + remaining_s
 
 
+ANY_OBJECT = '{"type": "object"}'  # as a JSON schema
+MAX_CHOICES = 1024
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API
 STREAM_BUFFER_ROUNDS = 4096  # that a slow reader may lag before it is cut off
 
@@ -86,3 +89,11 @@ def limits_of(ready: Ready) -> Limits:
         max_model_len=ready.max_model_len,
         fills_pool=ready.max_model_len == ready.num_blocks * ready.block_size,
     )
+
+
+def choice_of(choices: list[str], field: str) -> Grammar:
+    """One of some texts. Raises InvalidField."""
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        problem = f"has {len(choices)} entries; it must have 1 to {MAX_CHOICES}"
+        raise InvalidField(field, problem)
+    return Grammar(GrammarKind.CHOICE, msgspec.json.encode(choices).decode(), field)

@@ -7,9 +7,15 @@ import msgspec
 from google.protobuf.message import Message
 
 from specserve.api import events
-from specserve.api.call import ChatMessage, GenerateCall, SpecOptions, deadline_of
+from specserve.api.call import (
+    ANY_OBJECT,
+    ChatMessage,
+    GenerateCall,
+    SpecOptions,
+    choice_of,
+    deadline_of,
+)
 from specserve.api.grpc_gen import generation_pb2 as pb
-from specserve.api.named_grammars import ANY_OBJECT, choice_of
 from specserve.errors import InvalidField
 from specserve.types import (
     FinishReason,

@@ -20,7 +20,7 @@ from specserve.api.tokenizer import TextTokenizer
 from specserve.api.tracing import Tracer
 from specserve.errors import SpecserveError, Unavailable
 from specserve.grammars.checker import GrammarChecker
-from specserve.grammars.tokens import Vocabulary
+from specserve.grammars.compiler import Vocabulary
 from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits

@@ -18,8 +18,8 @@ from contextlib import suppress
 import msgspec
 
 from specserve.errors import InvalidField, SpecserveError, Unsupported
+from specserve.grammars.compiler import Vocabulary
 from specserve.grammars.source import MAX_CHARS
-from specserve.grammars.tokens import Vocabulary
 from specserve.types import Grammar
 
 LIMIT_S = 1.0  # of a processor, for one grammar
@@ -42,6 +42,7 @@ class GrammarChecker:
         self._vocabulary = vocabulary
         self._limit_s = limit_s
         self._child: asyncio.subprocess.Process | None = None
+        self._leaving: set[asyncio.Task[object]] = set()  # ends of processes given up
         self._turn = asyncio.Lock()  # one at a time
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
@@ -58,7 +59,7 @@ class GrammarChecker:
             try:
                 verdict = await self._asked(grammar)
             except BaseException:
-                self._kill()  # it may still answer this one
+                self._abandon()
                 raise
         if verdict.is_defect:
             raise Unsupported(f"{grammar.field}: is not served here: {verdict.problem}")
@@ -76,14 +77,18 @@ class GrammarChecker:
         assert child.stdin is not None
         assert child.stdout is not None
         answer = b""
-        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+        try:
             async with asyncio.timeout(_START_S + self._limit_s * _PATIENCE):
                 child.stdin.write(msgspec.json.encode(grammar) + b"\n")
                 await child.stdin.drain()
                 answer = await child.stdout.readline()
+        except TimeoutError:
+            self._kill()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended, as it does without an answer
         if answer:
             return msgspec.json.decode(answer, type=_Verdict)
-        await self.close()
+        await child.communicate()
         if child.returncode not in (-signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV):
             raise SpecserveError(f"the compiler of grammars ended with {child.returncode}")
         limit = f"takes more than {self._limit_s:g} s or 32 MiB of stack to compile"
@@ -101,8 +106,17 @@ class GrammarChecker:
             with suppress(ProcessLookupError):
                 self._child.kill()
 
+    def _abandon(self) -> None:
+        """Whoever asked has left, and an answer would be taken for that of the next one."""
+        self._kill()
+        if (child := self._child) is not None:
+            self._child = None
+            self._leaving.add(ending := asyncio.create_task(child.communicate()))
+            ending.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
-        """End the process, if there is one, and what is left of it."""
+        """End the process, if there is one, and what is left of it and others."""
         self._kill()
         if self._child is not None:
             await self._child.communicate()
+        await asyncio.gather(*self._leaving)

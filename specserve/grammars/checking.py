@@ -13,8 +13,7 @@ import llguidance
 import msgspec
 
 from specserve.errors import InvalidField, SpecserveError
-from specserve.grammars.compiler import compiled
-from specserve.grammars.tokens import Vocabulary
+from specserve.grammars.compiler import Vocabulary, compiled
 from specserve.types import Grammar
 
 _STACK_BYTES = 32 * 1024 * 1024

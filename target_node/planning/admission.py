@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specserve.drafters.protocol import StoppingThreshold
+from specserve.sampling.grammar import worth_verifying
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.admission import (
     Allocator,
@@ -27,7 +28,6 @@ from target_node.planning.acceptance import (
     survival_of,
 )
 from target_node.planning.draft_pace import DraftPace
-from target_node.planning.forbidden_drafts import worth_verifying
 from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
 from target_node.planning.round_prices import FrozenPrices, RoundCosts

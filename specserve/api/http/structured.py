@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from specserve.api.named_grammars import ANY_OBJECT, choice_of
+from specserve.api.call import ANY_OBJECT, choice_of
 from specserve.errors import InvalidField, Unsupported
 from specserve.types import Grammar, GrammarKind
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specserve.sampling.grammar import worth_verifying
 from specserve.sampling.verification.method import VerificationMethod
-from target_node.planning.forbidden_drafts import worth_verifying
 from tests.exactness.enumeration.sequences import (
     all_contexts,
     plain_distribution,

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specserve.errors import InvalidField, Unsupported
 from specserve.grammars.checker import GrammarChecker
+from specserve.grammars.compiler import Vocabulary
 from specserve.grammars.source import MAX_CHARS
-from specserve.grammars.tokens import Vocabulary
 from specserve.types import Grammar, GrammarKind
 
 GOOD = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}', "good")
@@ -108,6 +108,21 @@ def test_nor_does_one_that_the_compiler_dies_of(vocabulary: Vocabulary):
         checker._child.send_signal(signal.SIGSEGV)  # as an exhausted stack does
         with pytest.raises(InvalidField, match="32 MiB of stack"):
             await waiting
+        await checker.check(msgspec.structs.replace(GOOD, text='{"type": "array"}'))
+        await checker.close()
+
+    asyncio.run(run())
+
+
+def test_who_leaves_takes_the_answer_with_him(vocabulary: Vocabulary):
+    """The next one is not told what another's grammar came to."""
+
+    async def run() -> None:
+        checker = GrammarChecker(lambda: vocabulary, limit_s=60)
+        await checker.check(GOOD)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await checker.check(SLOW)
         await checker.check(msgspec.structs.replace(GOOD, text='{"type": "array"}'))
         await checker.close()
 
