@@ -18,7 +18,7 @@ PLANTS = [
     Plant(
         name="mixed-rows-shifted",
         file="target_node/sampler.py",
-        symbol="Sampler._outcomes",
+        symbol="Sampler._outcomes_of",
         was="found = self.backend.verify(logits, to_verify, draft_probs)",
         becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, draft_probs)",
         tests=(f"{_DISTRIBUTION}[rejection]",),
