@@ -71,6 +71,8 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # Share devices between processes, and cores with whatever else runs: no process is tied to
     # cores of its own then. Where there are fewer than processes, every report says so.
     oversubscribe: bool = False
+    # Processes on one GPU run side by side by NVIDIA MPS, not in turns. None: where it starts.
+    mps: bool | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,8 +162,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     miss_policy: str = "auto"
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
-    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs.
-    link: str = "shm"
+    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs. None: nccl where
+    # every process has a GPU of its own, else shm.
+    link: str | None = None
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
 
     @property
