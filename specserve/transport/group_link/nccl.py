@@ -174,7 +174,7 @@ def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
             deadline_s = time.monotonic() + join_s
             while not transfer.is_done():
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError("the peer does not answer over NCCL")
+                    raise TimeoutError("the peer does not answer over NCCL (--link shm)")
                 time.sleep(_POLL_S)
         return Lanes(outgoing, incoming, made.pop_all().close)
 
