@@ -69,6 +69,8 @@ def launch(
         run_dir(runtime_root) as folder,
         mps(config.topology.mps, folder) as clients,
     ):
+        topology = msgspec.structs.replace(config.topology, mps=bool(clients))
+        config = msgspec.structs.replace(config, topology=topology)
         path = folder / "config.json"
         write_resolved(config, path)
         supervisor = Supervisor(

@@ -241,6 +241,12 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return sum(placement.device == device for placement in self.placements)
 
     @property
+    def sharing(self) -> str:
+        """How processes share devices: what was measured of one way says nothing of another."""
+        side_by_side = ", side by side" if self.topology.mps else ""
+        return f"oversubscribed {self.oversubscribed}{side_by_side}"
+
+    @property
     def is_on_cpu(self) -> bool:
         """Whether ranks and drafts compute on CPUs."""
         return self.topology.device == "cpu"

@@ -1,7 +1,6 @@
-"""What is compared on one GPU: each service can be launched there, and on a CPU to try the steps."""
+"""What is compared on one GPU: each service can be launched there, and on a CPU for a try."""
 
 import json
-from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -20,10 +19,9 @@ def launched(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[list[str]]:
     """The flags of all services that are started; none of them starts."""
     flags: list[list[str]] = []
 
-    def refuse(own: list[str]):
+    def refuse(own: list[str]) -> None:
         flags.append(own)
         raise Unsupported("topology.mps: there is no daemon (--no-mps)")
-        return nullcontext()
 
     monkeypatch.setattr(side_by_side, "local_service", refuse)
     assert main(words) == 0
