@@ -8,17 +8,19 @@ launch is over, however that ends:
 
     python -m specserve.processes.mps FOLDER
 
-A process that does not find its daemon any more runs without, as the driver has it.
+If the daemon ends before, the guard takes its folder away: a process that is started later finds no
+daemon then and runs without, as the driver has it.
 """
 
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,6 +36,7 @@ _ANSWER_S = 5.0
 _TRIAL_S = 30.0  # that making a context takes, by far
 _END_S = 5.0
 _LOOK_S = 0.02
+_WATCH_S = 0.25  # between looks of the guard
 # Of draft processes: the target's kernels go first where both want the device.
 _BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 
@@ -167,13 +170,12 @@ def _ask(folder: Path, command: str) -> str | None:
     return done.stdout
 
 
-def stop(folder: Path) -> None:
-    """End the daemon that is reached by `folder`, and what it has started, if there are any."""
-    pid = _pid_in(folder)
-    if pid is None:
-        return
-    family = [pid, *_children_of(pid)]
-    _ask(folder, "quit")
+def stop(folder: Path, started: Collection[int] = ()) -> None:
+    """End the daemon that is reached by `folder`, what it has started, and what it had before."""
+    pid, family = _pid_in(folder), set(started)
+    if pid is not None:
+        family |= {pid, *_children_of(pid)}
+        _ask(folder, "quit")
     deadline_s = time.monotonic() + _END_S
     while any(map(_is_ours, family)) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
@@ -210,8 +212,16 @@ def main() -> None:
     """The guard: until its input ends, as it does with the launch."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    stop(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    started: set[int] = set()
+    while not select.select([sys.stdin], [], [], _WATCH_S)[0]:
+        pid = _pid_in(folder)
+        if pid is not None:
+            started |= {pid, *_children_of(pid)}
+        elif started and folder.exists():
+            sys.stderr.write(f"{CONTROL} has ended; what is started next takes turns\n")
+            shutil.rmtree(folder, ignore_errors=True)
+    stop(folder, started)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from specserve.transport.group_link.lanes import Lanes
 from specserve.transport.link.ends import DraftLinkEnd, Frame, TargetLinkEnd
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import DeviceArray
 from specserve.transport.link.ring import ByteRing, SharedRegion
 
 TARGET, DRAFT = 0, 1  # ranks
@@ -108,8 +110,9 @@ class _Way:
         for attachment in self._left:
             attachment.wait(max(0.0, deadline_s - time.monotonic()))
 
-    def write(self, parts: Sequence[Part], device_part: Sequence[Tensor] = ()) -> bool:
-        return self._attachment is not None and self._attachment.write(parts, device_part)
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
+        tensors = cast("Sequence[Tensor]", device_part)  # here they are no others
+        return self._attachment is not None and self._attachment.write(parts, tensors)
 
     def read(self) -> Frame | None:
         return None if self._attachment is None else self._attachment.read()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-MAX_ENTRIES = 1024 * 1024  # of four bytes, of a frame; one that has more is not sent
+MAX_ENTRIES = 2 * 1024 * 1024  # of four bytes, of a frame; one that has more is not sent
 MAX_MOVING = 4  # transfers of one lane at a time
 MAX_LANDED = 4  # that have arrived and nobody has taken
 

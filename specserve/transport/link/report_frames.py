@@ -149,7 +149,8 @@ def _shape(draft_top_k: DraftTopK | None) -> tuple[int, int, bool]:
     """Slots, tokens of a slot, whether there are confidences."""
     if draft_top_k is None:
         return 0, 0, False
-    return *draft_top_k.slot_ids.shape, len(draft_top_k.confidences) > 0
+    num_slots, num_scored = draft_top_k.slot_ids.shape
+    return num_slots, num_scored, len(draft_top_k.confidences) > 0
 
 
 def _take_draft_top_k(

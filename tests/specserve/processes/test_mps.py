@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,13 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     return folder
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_clients_find_the_daemon_until_it_is_over(monkeypatch, tmp_path, tools, caplog):
@@ -115,6 +123,17 @@ def test_a_daemon_that_does_not_go_is_killed_with_its_server(monkeypatch, tmp_pa
     assert left(tools) == []
 
 
+def test_whoever_is_started_after_the_daemon_has_ended_finds_none(monkeypatch, tmp_path, tools):
+    put_on_path(monkeypatch, tools)
+    with mps(None, root(tmp_path), USED) as clients:
+        folder = Path(clients["draft"]["CUDA_MPS_PIPE_DIRECTORY"])
+        time.sleep(2 * module._WATCH_S)  # the guard has seen it, and what it has started
+        os.kill(int((folder / f"{CONTROL}.pid").read_text()), signal.SIGKILL)
+        until(lambda: not folder.exists())
+        assert len(left(tools)) == 1  # its server may have clients
+    assert left(tools) == []
+
+
 def test_an_error_of_the_launch_stops_it(monkeypatch, tmp_path, tools):
     put_on_path(monkeypatch, tools)
     with pytest.raises(KeyError), mps(None, root(tmp_path), USED):
@@ -141,10 +160,7 @@ def test_a_launch_that_is_killed_leaves_no_daemon(monkeypatch, tmp_path, tools):
         assert launch.stdout.readline() == b"2\n"
         assert len(left(tools)) == 2
         launch.send_signal(signal.SIGKILL)
-        deadline_s = time.monotonic() + 30
-        while left(tools):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(lambda: not left(tools))
 
 
 CLIENTS = {"target": {"CUDA_MPS_PIPE_DIRECTORY": "a"}, "draft": {"CUDA_MPS_PIPE_DIRECTORY": "b"}}
