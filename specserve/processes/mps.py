@@ -3,15 +3,17 @@
 
 The daemon is the launch's own: it is reached through a folder of the launch's, and changes nothing
 on the device. It is tried before any process of the service is started, by a process that makes a
-context on it (`mps_trial`): what goes wrong later would end the service. A guard stops it when the
-launch is over, however that ends:
+context on every GPU: what goes wrong later would end the service. A guard stops it when the launch
+is over, however that ends. Both are this module:
 
-    python -m specserve.processes.mps FOLDER
+    python -m specserve.processes.mps trial
+    python -m specserve.processes.mps guard FOLDER
 
 If the daemon ends before, the guard takes its folder away: a process that is started later finds no
 daemon then and runs without, as the driver has it.
 """
 
+import ctypes
 import logging
 import os
 import select
@@ -30,7 +32,8 @@ from specserve.processes.process import command_line
 log = logging.getLogger(__name__)
 
 CONTROL = "nvidia-cuda-mps-control"
-TRIAL: tuple[str, ...] = tuple(command_line("specserve.processes.mps_trial", []))
+_MODULE = "specserve.processes.mps"
+TRIAL: tuple[str, ...] = tuple(command_line(_MODULE, ["trial"]))
 _START_S = 5.0
 _ANSWER_S = 5.0
 _TRIAL_S = 30.0  # that making a context takes, by far
@@ -93,7 +96,7 @@ class _Daemon:
         self._folder.mkdir()
         self._logs.mkdir()
         self._guard = subprocess.Popen(
-            command_line("specserve.processes.mps", [str(self._folder)]),
+            command_line(_MODULE, ["guard", str(self._folder)]),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -208,11 +211,10 @@ def _children_of(pid: int) -> list[int]:
         return []
 
 
-def main() -> None:
-    """The guard: until its input ends, as it does with the launch."""
+def guard(folder: Path) -> None:
+    """Until the input ends, as it does with the launch."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    folder = Path(sys.argv[1])
     started: set[int] = set()
     while not select.select([sys.stdin], [], [], _WATCH_S)[0]:
         pid = _pid_in(folder)
@@ -224,5 +226,34 @@ def main() -> None:
     stop(folder, started)
 
 
+def try_devices() -> str | None:
+    """Makes a context on every GPU. Which call of the driver failed, if one has; needs no torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no CUDA driver"
+    count, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    if error := driver.cuInit(0):
+        return f"cuInit returned {error}"
+    if error := driver.cuDeviceGetCount(ctypes.byref(count)):
+        return f"cuDeviceGetCount returned {error}"
+    for index in range(count.value):
+        if error := driver.cuDeviceGet(ctypes.byref(device), index):
+            return f"cuDeviceGet returned {error}"
+        if error := driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+            return f"cuDevicePrimaryCtxRetain returned {error}"
+    return None
+
+
+def main() -> int:
+    """The status: 1 after a trial that failed, which says why."""
+    if sys.argv[1] == "guard":
+        guard(Path(sys.argv[2]))
+    elif (problem := try_devices()) is not None:
+        sys.stdout.write(f"{problem}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

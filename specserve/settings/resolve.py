@@ -24,7 +24,6 @@ from specserve.settings.config import (
     SpeculationConfig,
     state_dtype,
 )
-from specserve.settings.device_sharing import resolve_collectives, resolve_link, resolve_mps
 from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hardware import Hardware
 from specserve.settings.sizes import format_bytes, parse_bytes, parse_count
@@ -35,6 +34,9 @@ from specserve.settings.topology import (
     parse_topology,
     place_on_cpu,
     place_on_cuda,
+    resolve_collectives,
+    resolve_link,
+    resolve_mps,
 )
 from specserve.telemetry import LOG_LEVELS
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from specserve.errors import Unsupported
 from specserve.processes import mps as module
 from specserve.processes.launch import plan_children
-from specserve.processes.mps import CONTROL, mps
+from specserve.processes.mps import CONTROL, TRIAL, mps
 from specserve.settings.config import Config, SpeculationConfig, TopologyConfig
 from tests.specserve.processes.mps_stand_in import left, put_on_path
 from tests.specserve.settings.resolving import DEVICES, MACHINE, resolved
@@ -86,6 +87,16 @@ def test_a_daemon_that_does_not_serve_is_done_without(
     assert f"take turns on it, without NVIDIA MPS: {problem}" in caplog.text.replace(
         f"{CONTROL} -d", "-d"
     )
+
+
+def test_the_trial_says_what_the_driver_lacks(tmp_path):
+    """Without a GPU it is the driver."""
+    done = subprocess.run(TRIAL, capture_output=True, text=True, check=False)
+    if torch.cuda.is_available():
+        assert (done.returncode, done.stdout) == (0, "")
+    else:
+        assert done.returncode == 1
+        assert done.stdout in ("there is no CUDA driver\n", "cuInit returned 100\n")
 
 
 def test_without_a_daemon_on_the_machine_it_is_done_without(monkeypatch, tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""What follows from whether processes have a device each."""
+"""When MPS is tried: for processes that share a GPU, unless somebody said no."""
 
 import msgspec
 import pytest
