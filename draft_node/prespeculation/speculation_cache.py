@@ -33,7 +33,7 @@ class DraftedBlock:
 
 def told_block(row: RowReport, draft_top_k: DraftTopK, device: torch.device) -> DraftedBlock:
     """The pending block as the target that drafted it tells of it; its id is 0, as of no push."""
-    num_slots = len(draft_top_k.slot_ids)
+    num_slots = draft_top_k.slot_ids.shape[0]
     scores = BatchScores(
         width=num_slots,
         num_scored=draft_top_k.slot_ids.shape[1],

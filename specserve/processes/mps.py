@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,7 +38,7 @@ _START_S = 5.0
 _ANSWER_S = 5.0
 _TRIAL_S = 30.0  # that making a context takes, by far
 _END_S = 5.0
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _WATCH_S = 0.25  # between looks of the guard
 # Of draft processes: the target's kernels go first where both want the device.
 _BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
@@ -116,7 +116,7 @@ class _Daemon:
         with suppress(subprocess.TimeoutExpired):
             guard.wait(_ANSWER_S + 2 * _END_S)
         if guard.poll() is None:
-            guard.kill()
+            os.killpg(guard.pid, signal.SIGKILL)  # with whatever it waits for
             guard.wait()
         stop(self._folder)  # if the guard did not
 
@@ -173,57 +173,58 @@ def _ask(folder: Path, command: str) -> str | None:
     return done.stdout
 
 
-def stop(folder: Path, started: Collection[int] = ()) -> None:
-    """End the daemon that is reached by `folder`, what it has started, and what it had before."""
-    pid, family = _pid_in(folder), set(started)
-    if pid is not None:
-        family |= {pid, *_children_of(pid)}
+def stop(folder: Path) -> None:
+    """End the daemon that is reached by `folder` and what it has started, if they run."""
+    if _runs(folder):
         _ask(folder, "quit")
+    if not _await_end(folder):
+        for pid in _family(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _await_end(folder)
+
+
+def _await_end(folder: Path) -> bool:
+    """Whether all are gone, in time."""
     deadline_s = time.monotonic() + _END_S
-    while any(map(_is_ours, family)) and time.monotonic() < deadline_s:
+    while _family(folder):
+        if time.monotonic() > deadline_s:
+            return False
         time.sleep(_LOOK_S)
-    for each in filter(_is_ours, family):
-        with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+    return True
 
 
-def _pid_in(folder: Path) -> int | None:
-    """Of the daemon, if it runs."""
+def _runs(folder: Path) -> bool:
+    """Whether the daemon does."""
     try:
         pid = int((folder / f"{CONTROL}.pid").read_text())
     except (OSError, ValueError):
-        return None
-    return pid if _is_ours(pid) else None
-
-
-def _is_ours(pid: int) -> bool:
-    """Whether it is still the process of this name, and no other under its number."""
-    try:
-        return b"nvidia-cuda-mps" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
         return False
+    return pid in _family(folder)
 
 
-def _children_of(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def _family(folder: Path) -> set[int]:
+    """The daemon, its servers, and who talks to it: by their name and by the folder they know."""
+    mark = f"CUDA_MPS_PIPE_DIRECTORY={folder}\0".encode()
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            is_of_mps = b"nvidia-cuda-mps" in (path / "cmdline").read_bytes()
+            if is_of_mps and mark in (path / "environ").read_bytes():
+                found.add(int(path.name))
+    return found
 
 
 def guard(folder: Path) -> None:
     """Until the input ends, as it does with the launch."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    started: set[int] = set()
+    has_run = False
     while not select.select([sys.stdin], [], [], _WATCH_S)[0]:
-        pid = _pid_in(folder)
-        if pid is not None:
-            started |= {pid, *_children_of(pid)}
-        elif started and folder.exists():
-            sys.stderr.write(f"{CONTROL} has ended; what is started next takes turns\n")
+        has_run |= (folder / f"{CONTROL}.pid").exists()
+        if has_run and folder.exists() and not _runs(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    stop(folder, started)
+    stop(folder)
 
 
 def try_devices() -> str | None:

@@ -11,7 +11,7 @@ device's memory it travels beside the frame, in the same order, as the *device p
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def split(arrays: Iterable[tuple[Ids | Numbers, "np.dtype[Any]"]]) -> Encoded:
     encoded = Encoded([])
     for array, dtype in arrays:
         if isinstance(array, np.ndarray):
-            encoded.parts.append(flat(array, dtype))
+            encoded.parts.append(flat(cast("NDArray[Any]", array), dtype))
         else:
             encoded.device_part.append(array)
     return encoded

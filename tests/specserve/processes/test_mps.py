@@ -125,6 +125,7 @@ def test_who_does_not_want_it_starts_nothing(monkeypatch, tmp_path, tools, caplo
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", ["stays", "deaf"])
 def test_a_daemon_that_does_not_go_is_killed_with_its_server(monkeypatch, tmp_path, tools, manner):
     monkeypatch.setattr(module, "_ANSWER_S", 0.3)
@@ -134,11 +135,11 @@ def test_a_daemon_that_does_not_go_is_killed_with_its_server(monkeypatch, tmp_pa
     assert left(tools) == []
 
 
+@pytest.mark.slow
 def test_whoever_is_started_after_the_daemon_has_ended_finds_none(monkeypatch, tmp_path, tools):
     put_on_path(monkeypatch, tools)
     with mps(None, root(tmp_path), USED) as clients:
         folder = Path(clients["draft"]["CUDA_MPS_PIPE_DIRECTORY"])
-        time.sleep(2 * module._WATCH_S)  # the guard has seen it, and what it has started
         os.kill(int((folder / f"{CONTROL}.pid").read_text()), signal.SIGKILL)
         until(lambda: not folder.exists())
         assert len(left(tools)) == 1  # its server may have clients
@@ -162,6 +163,7 @@ with mps(None, Path(sys.argv[1]), ("true",)) as clients:
 """
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_killed_leaves_no_daemon(monkeypatch, tmp_path, tools):
     put_on_path(monkeypatch, tools)
     words = [sys.executable, "-c", _LAUNCH, str(root(tmp_path))]
@@ -171,7 +173,7 @@ def test_a_launch_that_is_killed_leaves_no_daemon(monkeypatch, tmp_path, tools):
         assert launch.stdout.readline() == b"2\n"
         assert len(left(tools)) == 2
         launch.send_signal(signal.SIGKILL)
-        until(lambda: not left(tools))
+        until(lambda: not left(tmp_path))  # nor its guard
 
 
 CLIENTS = {"target": {"CUDA_MPS_PIPE_DIRECTORY": "a"}, "draft": {"CUDA_MPS_PIPE_DIRECTORY": "b"}}

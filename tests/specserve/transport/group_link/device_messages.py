@@ -16,7 +16,7 @@ def on_device(message, device="cpu"):
 
 def on_host(message):
     """The same, as numpy arrays."""
-    return _moved(message, lambda tensor: tensor.cpu().numpy())
+    return _moved(message, lambda array: torch.as_tensor(array).cpu().numpy())
 
 
 def _moved(message, move):

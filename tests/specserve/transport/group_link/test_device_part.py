@@ -23,7 +23,8 @@ def crossed(message, *, more=0):
     entries = torch.cat([entries, torch.ones(max(0, more), dtype=torch.int32)])
     entries = entries[: len(entries) + min(0, more)]
     assert frame.num_bytes == len(b"".join(encode(message, 3, 7).parts))
-    envelope = unseal(b"".join(frame.parts), Kind.PUSH if is_push else Kind.REPORT)
+    data = bytearray(b"".join(frame.parts))
+    envelope = unseal(data, Kind.PUSH if is_push else Kind.REPORT)
     return unpack(envelope.payload, LIMITS, TensorEntries(entries) if len(entries) else None)
 
 
