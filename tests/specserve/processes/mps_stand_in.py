@@ -19,7 +19,7 @@ case "$1" in
     [ $manner = refuses ] && {{ echo "An instance of this daemon is already running"; exit 1; }}
     [ $manner = hangs ] && while :; do sleep 0.1; done
     "$0" --daemon &
-    while [ ! -e "$mine" ]; do sleep 0.01; done ;;
+    while [ -e "$folder" ] && [ ! -e "$mine" ]; do sleep 0.01; done ;;
 --daemon)
     echo $$ > "$mine"
     [ $manner = dies ] && exit 1

@@ -48,7 +48,7 @@ def test_nothing_is_left_undecided_on_cpu():
 def test_resolution_changes_no_explicit_wish():
     wish = Config(
         model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100, generation_config="none"),
-        topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
+        topology=TopologyConfig(topology="2+0", device="cpu", threads=2, mps=False),
         engine=EngineConfig(
             kv_dtype="float32", kv_memory="1MiB", deterministic=False, cuda_graphs=False
         ),
