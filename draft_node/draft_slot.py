@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_node.stream_sampling import StreamSampling
-from specserve.transport.link.messages import Floats, RowReport, Tokens
+from specserve.transport.link.messages import Numbers, RowReport, Tokens
 
 GRACE_S = 0.005  # context and report come by different ways: the slower one may be near
 ASK_AGAIN_S = 0.5  # an answer may be lost with the target's queue
@@ -19,7 +19,7 @@ class Segment:
 
     start: int
     token_ids: Tokens
-    features: Floats
+    features: Numbers
 
     @property
     def end(self) -> int:

@@ -22,7 +22,7 @@ from specserve.drafters.context import ContextCapacity
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.grammars.compiler import GrammarCompiler
-from specserve.transport.link.messages import RowReport
+from specserve.transport.link.messages import Numbers, RowReport
 
 MAX_FAILURES = 16  # in a row, then the process is of no use
 
@@ -249,8 +249,7 @@ class DraftSlots:
         token_ids = torch.from_numpy(np.concatenate([part.token_ids for part in segments]))
         features = None
         if self._drafter.feature_size and with_features:
-            joined = np.concatenate([part.features for part in segments])
-            features = torch.from_numpy(joined).to(self._device, self._dtype)
+            features = self._joined([part.features for part in segments])
         return ContextUpdate(
             rows=[stream.number for stream, _ in pieces],
             starts=[part.start for part in segments],
@@ -258,6 +257,14 @@ class DraftSlots:
             token_ids=token_ids.to(self._device, torch.int64),
             features=features,
         )
+
+    def _joined(self, parts: Sequence[Numbers]) -> torch.Tensor:
+        """Features of all parts, [N, H]: prompts come by the host, reports may not."""
+        on_host = [part for part in parts if isinstance(part, np.ndarray)]
+        if len(on_host) == len(parts):  # one copy to the device for all
+            return torch.from_numpy(np.concatenate(on_host)).to(self._device, self._dtype)
+        tensors = [torch.as_tensor(part).to(self._device, self._dtype) for part in parts]
+        return torch.cat(tensors)
 
     # --- memory ------------------------------------------------------------------------------
 

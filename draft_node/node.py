@@ -147,7 +147,12 @@ class DraftNode:
         self._link = self._open_link(self._limits)
         self._link.epoch = message.epoch
         self.streams.clear()
-        self.prespeculation.attach(self._link.send, message.epoch, message.max_positions)
+        self.prespeculation.attach(
+            self._link.send,
+            message.epoch,
+            message.max_positions,
+            on_device=self._link.carries_tensors,
+        )
         self._region.draft_epoch = message.epoch
         log.info("attached in epoch %d", message.epoch)
 

@@ -193,7 +193,7 @@ def _link_opener(
 ) -> Callable[[LinkLimits], DraftLinkEnd]:
     """What makes this side's end of the configured link."""
     speculation = config.speculation
-    if speculation.link == "shm":
+    if speculation.link != "nccl":
         return lambda limits: RingDraftEnd(region, limits)
     meeting = Meeting(
         folder=arguments.control_dir,

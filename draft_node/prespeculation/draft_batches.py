@@ -35,7 +35,7 @@ from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.state import SamplingState
 from specserve.settings.config import NUM_KEPT
 from specserve.transport.link.frames import MAX_BLOCKS
-from specserve.transport.link.messages import BlockKey, Push, RowReport
+from specserve.transport.link.messages import BlockKey, Ids, Numbers, Push, RowReport
 from specserve.types import DRAFT_BATCH_SIZE, DraftTime
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
@@ -109,13 +109,14 @@ class DraftedBatch:
     drawn: SpeculationBatch
     draft_probs: DraftProbs | None  # rejection family
     seconds: float  # that drafting took
+    on_device: bool  # its distributions are sent from there
 
     def push(self) -> Push:
         """As it travels; of a draft batch with at least one block."""
-        num_drawn, width = self.drawn.token_ids.shape
-        blocks, confidences, draft_probs = self.blocks, self.drawn.confidences, self.draft_probs
-        places = [block.place for block in blocks] if len(blocks) < num_drawn else slice(None)
-        shape = (num_drawn, width, -1)
+        blocks, confidences = self.blocks, self.drawn.confidences
+        is_cut = len(blocks) < len(self.drawn.token_ids)
+        places = [block.place for block in blocks] if is_cut else slice(None)
+        kept_ids, kept_probs = self._kept(places)
         return Push(
             keys=[block.key for block in blocks],
             speculation_ids=[block.speculation_id for block in blocks],
@@ -124,14 +125,22 @@ class DraftedBatch:
             confidences=np.empty((len(blocks), 0), np.float32)
             if confidences is None
             else _on_host(confidences, np.float32)[places],
-            kept_ids=np.empty((len(blocks), width, 0), np.int32)
-            if draft_probs is None
-            else _on_host(draft_probs.ids.view(shape), np.int32)[places],
-            kept_probs=np.empty((len(blocks), width, 0), np.float32)
-            if draft_probs is None
-            else _on_host(draft_probs.probs.view(shape), np.float32)[places],
+            kept_ids=kept_ids,
+            kept_probs=kept_probs,
             draft_batch_s=self.seconds,
         )
+
+    def _kept(self, places: list[int] | slice) -> tuple[Ids, Numbers]:
+        """The distributions of blocks at these places."""
+        num_drawn, width = self.drawn.token_ids.shape
+        if self.draft_probs is None:
+            shape = (len(self.blocks), width, 0)
+            return np.empty(shape, np.int32), np.empty(shape, np.float32)
+        shape = (num_drawn, width, -1)
+        ids, probs = self.draft_probs.ids.view(shape), self.draft_probs.probs.view(shape)
+        if self.on_device:
+            return ids[places].to(torch.int32), probs[places]
+        return _on_host(ids, np.int32)[places], _on_host(probs, np.float32)[places]
 
 
 def _on_host(tensor: Tensor, dtype: type[np.generic]) -> NDArray[Any]:
@@ -149,6 +158,7 @@ class BatchDrafter:
         device: torch.device,
     ) -> None:
         self.epoch = 0  # of the attachment; part of every key of the rejection family
+        self.on_device = False  # whether distributions are sent from there
         self.noise = NoiseTable()  # of the output, as drawn with
         self._drafter = drafter
         self._cache = cache
@@ -215,7 +225,8 @@ class BatchDrafter:
         blocks = self._blocks(branches, drawn, scores)
         self._cache.add(blocks)
         draft_probs = drawn.draft_probs if by_ratio else None
-        return DraftedBatch(blocks, drawn, draft_probs, time.perf_counter() - began_s)
+        seconds = time.perf_counter() - began_s
+        return DraftedBatch(blocks, drawn, draft_probs, seconds, on_device=self.on_device)
 
     def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
         has_gaps = not self._drafter.holds_pending_tokens

@@ -74,9 +74,20 @@ class PreSpeculation:
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0
 
-    def attach(self, send: Callable[[Push], bool], epoch: int, max_positions: int) -> None:
-        """Start clean, in a new epoch; `send` says whether there was room for a push."""
+    def attach(
+        self,
+        send: Callable[[Push], bool],
+        epoch: int,
+        max_positions: int,
+        *,
+        on_device: bool = False,
+    ) -> None:
+        """Start clean, in a new epoch; `send` says whether there was room for a push.
+
+        `on_device`: it takes distributions from there.
+        """
         self._send_push, self._draft_batches.epoch, self._max_positions = send, epoch, max_positions
+        self._draft_batches.on_device = on_device
         self._rounds.clear()
         self.cache.clear()
 

@@ -8,7 +8,6 @@ travel.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from draft_node.prespeculation.outcomes import NO_TOKEN
@@ -34,13 +33,13 @@ class DraftedBlock:
 
 def told_block(row: RowReport, draft_top_k: DraftTopK, device: torch.device) -> DraftedBlock:
     """The pending block as the target that drafted it tells of it; its id is 0, as of no push."""
-    num_slots = len(draft_top_k.slot_ids)
+    num_slots = draft_top_k.slot_ids.shape[0]
     scores = BatchScores(
         width=num_slots,
         num_scored=draft_top_k.slot_ids.shape[1],
         top=SlotScores(
-            torch.from_numpy(draft_top_k.slot_ids.astype(np.int64)).to(device),
-            torch.from_numpy(draft_top_k.slot_scores.copy()).to(device),
+            torch.as_tensor(draft_top_k.slot_ids).to(device, torch.int64),
+            torch.as_tensor(draft_top_k.slot_scores).to(device, copy=True),
         ),
         logits=None,
         scales=torch.ones(1, device=device),  # applied by the target

@@ -16,6 +16,7 @@ from specserve.settings.config import Config, Placement, ResolvedConfig
 
 _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of nothing
     "model.ballast": "none",
+    "topology.mps": "where it starts",
     "server.http_port": "none",
     "server.api_key_file": "none",
     "server.allowed_hosts": "none",

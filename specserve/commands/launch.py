@@ -18,6 +18,7 @@ from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
     dtype_remark,
+    link_remark,
     memory_remark,
     no_drafter_remark,
     target_remark,
@@ -139,6 +140,7 @@ class _Announcer:
             no_drafter_remark(wish, config),
             faster_drafter_remark(wish, config),
             device_remark(wish, config),
+            link_remark(config),
             ballast_remark(config),
         ):
             if remark is not None:

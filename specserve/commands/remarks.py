@@ -108,6 +108,18 @@ def unused_remark(wish: Config, config: ResolvedConfig) -> str | None:
     return "not used: " + "; ".join(f"speculation.{key} ({reasons[key]})" for key in asked)
 
 
+def link_remark(config: ResolvedConfig) -> str | None:
+    """What carries rounds to draft processes, where there are two ways."""
+    if config.is_on_cpu or not config.num_draft_processes:
+        return None
+    if config.speculation.link == "nccl":
+        return (
+            "rounds travel to draft processes by NCCL, from GPU memory to GPU memory (--link shm)"
+        )
+    why = ", because processes share a GPU" if config.oversubscribed else ""
+    return f"rounds travel to draft processes through shared memory{why} (--link nccl)"
+
+
 def ballast_remark(config: ResolvedConfig) -> str | None:
     """That the target is padded, if it is: whoever reads its times should know."""
     if config.model.ballast is None:

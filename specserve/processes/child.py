@@ -36,6 +36,8 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     world_size: int = 1  # children of this role
     preload: str = ""  # forked by a forkserver that has called this module's `preload`
+    # Besides that of all; names and values. Not for those that are forked.
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,7 +96,7 @@ class Child:
                     stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
                     pass_fds=(write_end, *link_fds),
                     start_new_session=True,
-                    env=environment(),
+                    env=environment() | dict(command.environment),
                 )
         except BaseException:
             os.close(self.ready_fd)

@@ -8,7 +8,7 @@ starts at once.
 import errno
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,12 +17,19 @@ from specserve.api.tracing import require_traces
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
 from specserve.processes.child import ChildCommand
+from specserve.processes.mps import mps
 from specserve.processes.process import ReadyReport
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervised_events import Ending
 from specserve.processes.supervisor import Supervisor
-from specserve.settings.config import Config, ResolvedConfig, ServerConfig, write_resolved
+from specserve.settings.config import (
+    Config,
+    Placement,
+    ResolvedConfig,
+    ServerConfig,
+    write_resolved,
+)
 from specserve.settings.door import require_safe_door
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.hardware import probe
@@ -57,11 +64,17 @@ def launch(
     config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[ReadyReport], None]
 ) -> Ending:
     """Serve until a signal or a failure; `on_ready` hears where once requests are accepted."""
-    with SignalPipe() as signals, run_dir(runtime_root) as folder:  # no signal keeps the folder
+    with (
+        SignalPipe() as signals,  # no signal keeps the folder
+        run_dir(runtime_root) as folder,
+        mps(config.topology.mps, folder) as clients,
+    ):
+        topology = msgspec.structs.replace(config.topology, mps=bool(clients))
+        config = msgspec.structs.replace(config, topology=topology)
         path = folder / "config.json"
         write_resolved(config, path)
         supervisor = Supervisor(
-            plan_children(config),
+            plan_children(config, clients),
             signals=signals,
             config=path,
             control_dir=folder,
@@ -72,8 +85,13 @@ def launch(
         return supervisor.run(on_ready)
 
 
-def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
-    """One command per placement, target ranks first: they take longest to start."""
+def plan_children(
+    config: ResolvedConfig, mps_clients: Mapping[str, Mapping[str, str]] | None = None
+) -> list[ChildCommand]:
+    """One command per placement, target ranks first: they take longest to start.
+
+    `mps_clients`: the environment of those that share a GPU, by role.
+    """
     num_of_role = Counter(placement.role for placement in config.placements)
     forked = [p for p in config.placements if p.role in _PRELOADS and p.is_on_cpu]
     if [placement.role for placement in forked] == ["target"]:
@@ -85,9 +103,18 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
             module=_MODULES[placement.role],
             world_size=num_of_role[placement.role],
             preload=_PRELOADS[placement.role] if placement in forked else "",
+            environment=_shared_environment(config, placement, mps_clients or {}),
         )
         for placement in config.placements
     ]
+
+
+def _shared_environment(
+    config: ResolvedConfig, placement: Placement, mps_clients: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    if placement.is_on_cpu or config.num_sharing(placement.device) == 1:
+        return ()
+    return tuple(mps_clients.get(placement.role, {}).items())
 
 
 def require_free_ports(server: ServerConfig) -> None:

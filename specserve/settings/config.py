@@ -71,6 +71,8 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # Share devices between processes, and cores with whatever else runs: no process is tied to
     # cores of its own then. Where there are fewer than processes, every report says so.
     oversubscribe: bool = False
+    # Processes on one GPU run side by side by NVIDIA MPS, not in turns. None: where it starts.
+    mps: bool | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,8 +162,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     miss_policy: str = "auto"
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
-    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs.
-    link: str = "shm"
+    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs. None: nccl where
+    # every process has a GPU of its own, else shm.
+    link: str | None = None
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
 
     @property
@@ -236,6 +239,12 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def num_sharing(self, device: str) -> int:
         """How many processes run on a device; more than one only where it is oversubscribed."""
         return sum(placement.device == device for placement in self.placements)
+
+    @property
+    def sharing(self) -> str:
+        """How processes share devices: what was measured of one way says nothing of another."""
+        side_by_side = ", side by side" if self.topology.mps else ""
+        return f"oversubscribed {self.oversubscribed}{side_by_side}"
 
     @property
     def is_on_cpu(self) -> bool:

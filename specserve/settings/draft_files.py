@@ -54,7 +54,7 @@ class DraftFile(KeptFile[DraftRecord]):
             "dtype": f"{config.model.dtype}",
             "blocks": f"gamma {speculation.gamma}, least survival {speculation.min_survival}",
             "process": f"{role} on {placement.device}, threads {threads}, "
-            f"{config.topology.topology}, oversubscribed {config.oversubscribed}",
+            f"{config.topology.topology}, {config.sharing}",
             "engine": f"deterministic {engine.deterministic}, cuda_graphs {engine.cuda_graphs}",
         }
         files = [mark_of(Path(each)) for each in models if each and each != NGRAM]

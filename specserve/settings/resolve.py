@@ -34,6 +34,9 @@ from specserve.settings.topology import (
     parse_topology,
     place_on_cpu,
     place_on_cuda,
+    resolve_collectives,
+    resolve_link,
+    resolve_mps,
 )
 from specserve.telemetry import LOG_LEVELS
 
@@ -70,8 +73,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     check_ranks(spec, topology.num_target_ranks)
     device = resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
-    _check_link(config.speculation.link, device)
-    collectives = _collectives(device, shares_devices=oversubscribed)
+    link = resolve_link(config.speculation.link, device, shares_devices=oversubscribed)
+    collectives = resolve_collectives(device, shares_devices=oversubscribed)
+    mps = resolve_mps(config.topology.mps, device, shares_devices=oversubscribed)
     model = _resolve_model(config.model, device, spec, folder)
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
@@ -96,13 +100,16 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
+        topology=msgspec.structs.replace(
+            config.topology, topology=str(topology), device=device, mps=mps
+        ),
         engine=_with_pool(engine, num_blocks, pool),
         server=msgspec.structs.replace(config.server, http_port=config.server.http_port_wish),
         speculation=msgspec.structs.replace(
             config.speculation,
             draft_threads=_draft_threads(config),
             verify_policy=config.speculation.policy,
+            link=link,
         ),
         telemetry=config.telemetry,
         placements=placements,
@@ -218,18 +225,6 @@ def _check_mode(mode: str, topology: Topology) -> None:
             f"{topology} has draft processes, which speculation.mode {mode} does not use "
             f"(use --speculation async or auto, or --topology {ranks}+0)",
         )
-
-
-def _check_link(link: str, device: str) -> None:
-    if link == "nccl" and device != "cuda":
-        raise Unsupported(
-            f"speculation.link: nccl carries tensors between CUDA devices, this is {device} (shm)"
-        )
-
-
-def _collectives(device: str, *, shares_devices: bool) -> str:
-    """What carries tensors between ranks."""
-    return "nccl" if device == "cuda" and not shares_devices else "gloo"
 
 
 def _check_batch(engine: EngineConfig) -> None:

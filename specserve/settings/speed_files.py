@@ -143,7 +143,7 @@ def _service(config: ResolvedConfig) -> dict[str, str]:
         "dtype": f"{model.dtype}, keys and values in {engine.kv_dtype}",
         "ballast": model.ballast or "none",
         "process": f"{topology.topology} on {config.placement('target').device}, "
-        f"threads {topology.threads}, oversubscribed {config.oversubscribed}",
+        f"threads {topology.threads}, {config.sharing}",
         "engine": f"deterministic {engine.deterministic}, cuda_graphs {engine.cuda_graphs}",
         "blocks": f"gamma {speculation.gamma}, least survival {speculation.min_survival}, "
         f"policy {speculation.policy}",

@@ -64,5 +64,5 @@ def _identity(config: ResolvedConfig) -> dict[str, str]:
         "dtype": f"{model.dtype}, keys and values in {config.engine.kv_dtype}",
         "topology": f"{topology.topology} on {topology.device}, threads {topology.threads}",
         "engine": f"deterministic {config.engine.deterministic}, "
-        f"cuda_graphs {config.engine.cuda_graphs}, oversubscribed {config.oversubscribed}",
+        f"cuda_graphs {config.engine.cuda_graphs}, {config.sharing}",
     }

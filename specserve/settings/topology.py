@@ -1,9 +1,12 @@
 # pyright: strict
-"""From "4+1" to a place for every process: devices and cores. Pure; starts nothing.
+"""From "4+1" to a place for every process: devices and cores, and what follows from it. Pure.
 
 On CPU target rank r takes the r-th run of `threads` cores of those this process may use, each
 draft process the next `draft_threads`, and the API process what is left; with `oversubscribe`
 nothing is tied to cores. On CUDA ranks and drafts take devices in order, and nothing is either.
+
+NCCL goes from GPU to GPU; between processes on one GPU it carries everything through sockets. And
+processes on one GPU take turns on it, unless NVIDIA MPS runs their kernels side by side.
 """
 
 import re
@@ -98,6 +101,31 @@ def place_on_cuda(
     ]
     placements.append(Placement(role="api", rank=0, device="cpu"))
     return tuple(placements), short
+
+
+def resolve_link(wish: str | None, device: str, *, shares_devices: bool) -> str:
+    """What carries rounds to draft processes. Raises Unsupported."""
+    if wish == "nccl" and device != "cuda":
+        raise Unsupported(
+            f"speculation.link: nccl carries tensors between CUDA devices, this is {device} "
+            "(--link shm)"
+        )
+    return wish or ("nccl" if device == "cuda" and not shares_devices else "shm")
+
+
+def resolve_collectives(device: str, *, shares_devices: bool) -> str:
+    """What carries tensors between ranks."""
+    return "nccl" if device == "cuda" and not shares_devices else "gloo"
+
+
+def resolve_mps(wish: bool | None, device: str, *, shares_devices: bool) -> bool | None:
+    """Whether MPS is used: None: where it starts. Raises InvalidField."""
+    if device == "cuda" and shares_devices:
+        return wish
+    if wish:
+        problem = "is for processes that share a GPU (--device cuda --oversubscribe)"
+        raise InvalidField("topology.mps", problem)
+    return False
 
 
 def _per_process(threads: CpuThreads, topology: Topology) -> str:

@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
-import numpy as np
 import torch
 
 from specserve.backends.base import Backend
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.telemetry import VerifiedRow
-from specserve.transport.link.messages import BlockKey, Tokens
+from specserve.transport.link.messages import BlockKey
 from specserve.types import Speculation
 from target_node.planning.admission import Admission
 from target_node.planning.forecast import Behind, HitPower
@@ -277,9 +276,9 @@ class AsynchronousSpeculation:
 
 
 def _probs_of(block: PushedBlock, length: int, device: torch.device) -> DraftProbs:
-    ids: Tokens = block.push.kept_ids[block.place, :length]
-    probs = block.push.kept_probs[block.place, :length]
-    padded = torch.from_numpy(ids.astype(np.int64))
+    """On the device, where they may have landed."""
+    ids = torch.as_tensor(block.push.kept_ids[block.place, :length])
+    probs = torch.as_tensor(block.push.kept_probs[block.place, :length])
     # Padding travels as PAD_ID, which fits an int32.
     assert PAD_ID < 2**31
-    return DraftProbs(padded.to(device), torch.from_numpy(probs.copy()).to(device))
+    return DraftProbs(ids.to(device, torch.int64), probs.to(device, copy=True))

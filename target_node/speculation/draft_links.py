@@ -87,6 +87,11 @@ class DraftLinks:
         return len(self._peers)
 
     @property
+    def carry_tensors(self) -> bool:
+        """Whether what drafts read on their device may stay on this one's until it is sent."""
+        return all(peer.end.carries_tensors for peer in self._peers)
+
+    @property
     def num_attached(self) -> int:
         return sum(peer.epoch > 0 for peer in self._peers)
 

@@ -74,8 +74,11 @@ class LocalDrafts:
         drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
         return DraftProbs.certain(drafted)
 
-    def draft_top_k(self, row: Row) -> DraftTopK | None:
-        """What may stand after each prefix of the row's drafted tokens, if that is known."""
+    def draft_top_k(self, row: Row, *, on_device: bool) -> DraftTopK | None:
+        """What may stand after each prefix of the row's drafted tokens, if that is known.
+
+        `on_device`: slots stay there.
+        """
         kind = self._kind_of.get(row.sequence)
         if kind is not Miss.LOCAL_DRAFT or row.speculation is None or not row.verify_len:
             return None
@@ -83,6 +86,7 @@ class LocalDrafts:
         if scores is None:
             return None
         is_padding = scores.scores == -torch.inf
+        ids = scores.ids.masked_fill(is_padding, 0).to(torch.int32)
         confidences = row.speculation.confidences
         return DraftTopK(
             confidences=_NO_CONFIDENCES
@@ -91,8 +95,8 @@ class LocalDrafts:
                 # Whoever gets a frame with a single one that is none drops all of it.
                 np.array(confidences[: row.verify_len], dtype=np.float32)
             ).clip(0.0, 1.0),
-            slot_ids=scores.ids.masked_fill(is_padding, 0).to(torch.int32).cpu().numpy(),
-            slot_scores=scores.scores.cpu().numpy(),
+            slot_ids=ids if on_device else ids.cpu().numpy(),
+            slot_scores=scores.scores if on_device else scores.scores.cpu().numpy(),
         )
 
     def forget(self, sequence: Sequence) -> None:

@@ -17,7 +17,7 @@ import torch
 from specserve.sampling.logits_processors import has_processors
 from specserve.transport.control.draft_control import Context, SamplingParameters, feature_bytes
 from specserve.transport.link.frames import MAX_FRAME_BYTES
-from specserve.transport.link.messages import Floats, Report, RowReport
+from specserve.transport.link.messages import Floats, Numbers, Report, RowReport
 from target_node.planning.admission import Admission
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -91,7 +91,7 @@ class OutcomeReports:
         if (missing <= self._max_inline and sequence.is_decoding) or missing <= 0:
             return
         end = start + min(missing, self._chunk)
-        (features,) = self._read([(sequence.block_ids, start, end)])
+        (features,) = self._on_host([(sequence.block_ids, start, end)])
         message = Context(
             epoch=peer.epoch,
             stream=stream.number,
@@ -155,15 +155,17 @@ class OutcomeReports:
         """
         # Where the link had no room for all, those left out come first.
         known_rows = sorted(self._known_rows(rows), key=_KnownRow.num_known)
-        features = self._read([each.span for each in known_rows])
+        read = self._on_device if self._links.carry_tensors else self._on_host
+        features = read([each.span for each in known_rows])
         reports: dict[int, list[tuple[_KnownRow, RowReport]]] = {}  # by epoch
-        for each, read in zip(known_rows, features, strict=True):
+        for each, own in zip(known_rows, features, strict=True):
             block = blocks.get(each.row.sequence)
-            report = self._row_report(each, read, block)
+            report = self._row_report(each, own, block)
             if awaits:
                 report = replace(report, awaits=True)
             elif block is None:
-                report = replace(report, draft_top_k=local.draft_top_k(each.row))
+                top_k = local.draft_top_k(each.row, on_device=self._links.carry_tensors)
+                report = replace(report, draft_top_k=top_k)
             reports.setdefault(each.peer.epoch, []).append((each, report))
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         num_tokens = sum(row.num_tokens for row in rows)
@@ -204,7 +206,7 @@ class OutcomeReports:
         return True
 
     def _row_report(
-        self, known: _KnownRow, features: Floats, block: PushedBlock | None
+        self, known: _KnownRow, features: Numbers, block: PushedBlock | None
     ) -> RowReport:
         row, sequence = known.row, known.row.sequence
         drafting = self._admission.to_draft(row)
@@ -223,7 +225,7 @@ class OutcomeReports:
             speculation_id=0 if block is None else block.speculation_id,
         )
 
-    def _read(self, spans: Rows[Span]) -> list[Floats]:
+    def _on_host(self, spans: Rows[Span]) -> list[Floats]:
         """Features of each span, [n, H]; all of them leave the device at once."""
         lengths = [end - start for _, start, end in spans]
         if self._features is None or not sum(lengths):
@@ -233,6 +235,13 @@ class OutcomeReports:
         if len(spans) == 1:
             return [rows]
         return np.split(rows, np.cumsum(lengths)[:-1])
+
+    def _on_device(self, spans: Rows[Span]) -> Rows[Numbers]:
+        """The same where they are."""
+        lengths = [end - start for _, start, end in spans]
+        if self._features is None or not sum(lengths):
+            return self._on_host(spans)  # there are none
+        return self._features.read(spans).to(torch.float32).split(lengths)
 
 
 def _frames(

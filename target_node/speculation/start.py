@@ -254,7 +254,7 @@ class _Builder:
         self, draft: int, region: SharedRegion, limits: LinkLimits, folder: Path
     ) -> TargetLinkEnd:
         speculation = self._config.speculation
-        if speculation.link == "shm":
+        if speculation.link != "nccl":
             return RingTargetEnd(region, limits)
         meeting = Meeting(
             folder=folder,

@@ -2,14 +2,20 @@
 
 The first push of a key wins; blocks of rounds that are over or never were are dropped. A wrong or
 late block costs nothing but its place: a key that nobody looks up never shows.
+
+Keys, tokens and confidences are the host's, distributions are where they have landed: over NCCL in
+the device's memory.
 """
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specserve.transport.link.messages import BlockKey, Push
 
-MAX_BLOCKS = 2048  # of one stream and round: a draft that floods fills no memory
+# A draft that floods fills no memory: blocks of one stream and round, ...
+MAX_BLOCKS = 2048
+MAX_KEPT_BYTES = 256 * 1024 * 1024  # ... and distributions, of all pushes that have a block here
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,13 @@ class SpeculationTable:
         self.num_draft_batches = 0
         self.num_late_draft_batches = 0  # without a block that could still be used
         self.draft_batch_s = 0.0
+        self._kept_bytes = 0
 
     def add(self, push: Push, round_of: Callable[[int], int | None]) -> None:
         """Take over the blocks for the coming round of each stream, None for one that has ended."""
         self.num_draft_batches += 1
         self.draft_batch_s += push.draft_batch_s
+        push = self._bounded(push)
         is_late = True
         for place, key in enumerate(push.keys):
             if round_of(key.stream) != key.round:
@@ -60,6 +68,21 @@ class SpeculationTable:
             if len(places) < MAX_BLOCKS:
                 places.setdefault(key, (push, place))
         self.num_late_draft_batches += is_late
+
+    def _bounded(self, push: Push) -> Push:
+        """Without its distributions where there is no more room; counted until nobody has it."""
+        num_bytes = push.kept_ids.nbytes + push.kept_probs.nbytes
+        if not num_bytes:
+            return push
+        if self._kept_bytes + num_bytes > MAX_KEPT_BYTES:
+            none = (slice(None), slice(None), slice(0))
+            return replace(push, kept_ids=push.kept_ids[none], kept_probs=push.kept_probs[none])
+        self._kept_bytes += num_bytes
+        weakref.finalize(push, self._give_back, num_bytes).atexit = False
+        return push
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._kept_bytes -= num_bytes
 
     def num_blocks(self, stream: int) -> int:
         """That are there for the stream's coming round."""

@@ -1,5 +1,6 @@
 """`launch --device cuda` end to end over gRPC: the first thing to run on a machine with a GPU."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.cli import main
 from specserve.client import Client
+from specserve.processes.mps import CONTROL
 from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
 from tests.run_first import run_first
 from tests.specserve.drafters.made_for_embedded import write_dels, write_dflash
@@ -27,7 +29,7 @@ SMALL = (*CUDA, "--kv-memory", "256MiB")
 EXACT = (*SMALL, "--dtype", "float32", "--deterministic")
 NCCL_ON_ONE_DEVICE = """
 from specserve.settings import resolve
-resolve._collectives = lambda device, *, shares_devices: "nccl"
+resolve.resolve_collectives = lambda device, *, shares_devices: "nccl"
 """
 MADE = {"dflash": write_dflash, "dels": write_dels}  # others come with the embedded target
 
@@ -135,12 +137,32 @@ def test_the_audit_passes():
     assert main(["audit", "--quick", *flags]) == 0
 
 
-@pytest.mark.multigpu
-@pytest.mark.parametrize("link", ["nccl", "shm"])
-def test_a_draft_process_on_a_device_of_its_own(
-    start_service: Callable[..., str], plain: list, link: str
+@pytest.mark.skipif(shutil.which(CONTROL) is None, reason=f"needs {CONTROL}")
+@pytest.mark.parametrize("drafter", ["dspark", "lm"])
+def test_a_draft_process_side_by_side_on_the_same_device(
+    start_service: Callable[..., str], plain: list, drafter: str
 ):
-    flags = ("--topology", "1+1", "--speculation", "async", "--link", link)
+    """`--mps`: a launch that cannot have it is refused, and says why."""
+    flags = ("--topology", "1+1", "--oversubscribe", "--mps", "--speculation", "async")
+    address = start_service(*EXACT, *flags, "--drafter", drafter)
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=5)) == []
+    assert bytes_received(address) > 0
+
+
+@pytest.mark.parametrize("method", ["rejection", "foreseeable"])
+def test_the_audit_passes_with_distributions_that_land_on_the_device(method: str):
+    flags = ("--device", "cuda", "--dtype", "float32", "--deterministic", "--drafter", "dspark")
+    pair = ("--topology", "1+1", "--oversubscribe", "--speculation", "async", "--link", "nccl")
+    assert main(["audit", "--quick", *flags, *pair, "--verification", method]) == 0
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("link", [None, "shm"])
+def test_a_draft_process_on_a_device_of_its_own(
+    start_service: Callable[..., str], plain: list, link: str | None
+):
+    """By default over NCCL."""
+    flags = ("--topology", "1+1", "--speculation", "async", *(["--link", link] if link else []))
     address = start_service(*EXACT, *flags)
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=3)) == []
     assert bytes_received(address) > 0

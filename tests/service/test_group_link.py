@@ -29,7 +29,7 @@ GLOO_FOR_NCCL = """
 from specserve.settings import resolve
 from specserve.transport.group_link import ends
 from tests.specserve.transport.group_link.gloo import GlooMeeting
-resolve._check_link = lambda link, device: None
+resolve.resolve_link = lambda wish, device, *, shares_devices: wish
 ends.Meeting = GlooMeeting
 """
 

@@ -25,6 +25,7 @@ from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from tests.backends.chosen import BACKEND
 from tests.specserve.transport.link.loopback import Script, ScriptedChannel
+from tests.target_node.tensor_link import TensorChannel, TensorDraftEnd, TensorTargetEnd
 
 CPU = torch.device("cpu")
 RING_BYTES = 1 << 20
@@ -67,6 +68,7 @@ class Drafting:
     max_extension: int = 64
     pace: Sequence[int] = (0, 1, 2, 4, 8)  # turns of a draft in one of the target's: any of these
     script: Script | None = None  # of the links; None: rings in shared memory
+    tensors: bool = False  # links carry tensors
     control_loss: float = 0.0  # of a control message
     death: float = 0.0  # it is back after up to `MAX_TURNS_DEAD` turns, perhaps at once
     seed: int = 0
@@ -155,6 +157,7 @@ class DraftLife:
         self._fd = SharedRegion.create(RING_BYTES)
         self.region = SharedRegion.attach(self._fd)
         self._own_region = SharedRegion.attach(self._fd)
+        self.tensors = (TensorChannel(), TensorChannel()) if drafting.tensors else None
         self._channels: list[ScriptedChannel] = []
         if drafting.script is not None:
             seeds = (self._source.getrandbits(32) for _ in range(2))
@@ -169,12 +172,16 @@ class DraftLife:
         os.close(self._fd)
 
     def target_end(self) -> TargetLinkEnd:
+        if self.tensors is not None:
+            return TensorTargetEnd(*self.tensors, self._limits)
         if self._channels:
             return TargetLinkEnd(*self._channels, self._limits)
         return RingTargetEnd(self.region, self._limits)
 
     def _draft_end(self, limits: LinkLimits) -> DraftLinkEnd:
         assert limits == self._limits
+        if self.tensors is not None:
+            return TensorDraftEnd(*self.tensors[::-1], limits)
         if self._channels:
             return DraftLinkEnd(*self._channels[::-1], limits)
         return RingDraftEnd(self._own_region, limits)

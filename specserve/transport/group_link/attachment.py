@@ -10,8 +10,11 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from specserve.transport.group_link.lanes import FAILURES, Lanes
 from specserve.transport.group_link.transit import Receiver, Sender
+from specserve.transport.link.ends import Frame
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.ring import ByteRing
 
@@ -46,21 +49,27 @@ class Attachment:
         self._thread = threading.Thread(target=self._run, name=f"link-{epoch}", daemon=True)
         self._thread.start()
 
-    def write(self, parts: Sequence[Part]) -> bool:
-        """All parts as one frame; False: no room, or no way yet, or none any more."""
+    def write(self, parts: Sequence[Part], device_part: Sequence[Tensor] = ()) -> bool:
+        """All as one frame; False: no room, or no way yet, or none any more."""
         sender = self._sender
         if sender is None or self._leaving.is_set():
             return False
         try:
-            return sender.write(parts)
+            return sender.write(parts, device_part)
         except FAILURES as error:
             self._fail(error)
             return False
 
-    def read(self) -> bytearray | None:
+    def read(self) -> Frame | None:
         """The next frame."""
         receiver = self._receiver
-        return None if receiver is None or self.is_empty() else receiver.take()
+        if receiver is None or self.is_empty():
+            return None
+        try:
+            return receiver.take()
+        except FAILURES as error:
+            self._fail(error)
+            return None
 
     def is_empty(self) -> bool:
         """Whether no frame has arrived."""

@@ -1,7 +1,8 @@
-"""The two ends of a link whose frames go over a process group, and how they meet.
+"""The two ends of a link that carries tensors from device to device, and how they meet.
 
-Headers, pid, epoch and heartbeat stay in the shared region. Both sides meet in a file of their own
-for every epoch, beside the sockets of the control plane, so that no port is needed for it.
+What the host reads of frames, pid, epoch and heartbeat stay in the shared region. Both sides meet
+in a file of their own for every epoch, beside the sockets of the control plane, so that no port is
+needed for it.
 """
 
 import functools
@@ -9,16 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from specserve.transport.group_link import nccl
 from specserve.transport.group_link.attachment import Attachment
 from specserve.transport.group_link.lanes import Lanes
-from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
+from specserve.transport.link.ends import DraftLinkEnd, Frame, TargetLinkEnd
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import DeviceArray
 from specserve.transport.link.ring import ByteRing, SharedRegion
 
 TARGET, DRAFT = 0, 1  # ranks
@@ -106,10 +110,11 @@ class _Way:
         for attachment in self._left:
             attachment.wait(max(0.0, deadline_s - time.monotonic()))
 
-    def write(self, parts: Sequence[Part]) -> bool:
-        return self._attachment is not None and self._attachment.write(parts)
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
+        tensors = cast("Sequence[Tensor]", device_part)  # here they are no others
+        return self._attachment is not None and self._attachment.write(parts, tensors)
 
-    def read(self) -> bytearray | None:
+    def read(self) -> Frame | None:
         return None if self._attachment is None else self._attachment.read()
 
     def is_empty(self) -> bool:
@@ -124,6 +129,10 @@ class _ByGroup:
     """What both ends do about their way."""
 
     _way: _Way
+
+    @property
+    def carries_tensors(self) -> bool:
+        return True
 
     @property
     def is_broken(self) -> bool:

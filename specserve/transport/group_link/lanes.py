@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `transit` asks of a way between two processes, whatever library carries it.
+"""What `transit` asks of a way between two devices, whatever library carries it.
 
 Nothing here waits for the peer but what says so. Whatever is out of order raises one of `FAILURES`.
 """
@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specserve.transport.link.envelope import Part
+from torch import Tensor
 
-MAX_FRAME_BYTES = 8 * 1024 * 1024  # one that is larger is not sent
+MAX_ENTRIES = 2 * 1024 * 1024  # of four bytes, of a frame; one that has more is not sent
 MAX_MOVING = 4  # transfers of one lane at a time
+MAX_LANDED = 4  # that have arrived and nobody has taken
 
 # Errors of torch.distributed and CUDA are RuntimeErrors, those of stores and sockets OSErrors.
 FAILURES = (RuntimeError, OSError, ValueError)
@@ -30,20 +31,27 @@ class Transfer(Protocol):
 class Arrival(Transfer, Protocol):
     """A frame on its way here."""
 
-    def frame(self) -> bytearray:
-        """Its bytes, the caller's own, once it is done."""
+    def take(self) -> Tensor:
+        """Its entries, int32 [n], the caller's own, once it is done; ends the arrival."""
         ...
 
 
 class Lane(Protocol):
     """One direction. Frames arrive in the order in which they were sent, one `receive` each."""
 
-    def send(self, parts: Sequence[Part], num_bytes: int) -> Transfer:
-        """Begin to send all parts as one frame; at most `MAX_MOVING` at a time, begun in order."""
+    def send(self, tensors: Sequence[Tensor], num_entries: int) -> Transfer:
+        """Begin to send all tensors as one frame; at most `MAX_MOVING` at a time, in order.
+
+        They are read when what the calling thread asked its device for before is done, and may be
+        changed by what it asks for later.
+        """
         ...
 
-    def receive(self, num_bytes: int) -> Arrival:
-        """Begin to receive the next frame, of exactly `num_bytes`; one at a time."""
+    def receive(self, num_entries: int) -> Arrival:
+        """Begin to receive the next frame, of exactly so many entries; one at a time.
+
+        At most `MAX_LANDED` others may not have been taken yet.
+        """
         ...
 
 

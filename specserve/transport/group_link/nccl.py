@@ -1,11 +1,12 @@
 """Lanes over NCCL between two GPUs, or between two processes on one: see `set_nccl_environment`.
 
 Each direction has a communicator and a stream of its own: transfers of one communicator happen one
-after the other, so two processes that both send first would wait for each other for ever. A frame
-goes from pinned memory to a buffer on the device, from there to the peer's, and into its pinned
-memory; an event behind the last step says when. The host waits for none of it, and no other stream
-does. NCCL is called by a thread of the lane's own: see `call_thread`. All memory is taken before
-the first transfer, since taking it may wait for the whole device.
+after the other, so two processes that both send first would wait for each other for ever. Tensors
+are joined in a buffer of their device, by the stream of whoever sends them, go from there to the
+peer's buffer, and are copied out of it by the stream of whoever takes them; events say when a step
+is done, and streams wait for them. The host waits for none of it, and never has what travels. NCCL
+is called by a thread of the lane's own: see `call_thread`. Buffers are made before the first
+transfer, since taking memory may wait for the whole device.
 
 A transfer that was sent is over when NCCL has taken it, which buffers what is small: a peer that
 has stopped may have hundreds of frames on their way. The ring of headers bounds them, a receiver
@@ -20,12 +21,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from specserve.errors import Unsupported
 from specserve.transport.group_link.call_thread import Call, CallThread
-from specserve.transport.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
-from specserve.transport.link.envelope import Part
+from specserve.transport.group_link.device_part import joined
+from specserve.transport.group_link.lanes import MAX_ENTRIES, MAX_LANDED, MAX_MOVING, Lanes
 
 _ENVIRONMENT = {
     # What the watchdog notices must not end the process, which is what it would do by default, ...
@@ -50,32 +52,41 @@ def prepare() -> None:
         Unsupported: this build of torch has no NCCL.
     """
     if not torch.distributed.is_nccl_available():
-        raise Unsupported("speculation.link: this build of torch has no NCCL (shm)")
+        raise Unsupported("speculation.link: this build of torch has no NCCL (--link shm)")
     os.environ.update(_ENVIRONMENT)
 
 
 class _Slot:
-    """Room for one frame at a time."""
+    """Room for one frame at a time.
+
+    Its memory is of the stream on which frames are joined and copied, so that it is given to nobody
+    else while these are under way; other streams wait for `is_free`.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.on_host = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, pin_memory=True)
-        self.on_device = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, device=device)
+        with torch.cuda.device(device):
+            self.entries = torch.empty(MAX_ENTRIES, dtype=torch.int32, device=device)
+            self.is_free = _recorded()
 
 
 class NcclTransfer:
-    """A frame on its way, in a slot."""
+    """A frame on its way, in the first entries of a slot."""
 
-    def __init__(self, call: Call[torch.cuda.Event], on_host: torch.Tensor) -> None:
+    def __init__(self, call: Call[torch.cuda.Event], slot: _Slot, num_entries: int) -> None:
         self.began_s = time.monotonic()
         self._call = call
-        self._on_host = on_host
+        self._slot, self._num_entries = slot, num_entries
 
     def is_done(self) -> bool:
         event = self._call.result()
         return event is not None and event.query()
 
-    def frame(self) -> bytearray:
-        return bytearray(self._on_host.numpy().data)
+    def take(self) -> Tensor:
+        entries = self._slot.entries[: self._num_entries]
+        with torch.cuda.device(entries.device):
+            copy = entries.clone()
+            self._slot.is_free = _recorded()
+        return copy
 
 
 class NcclLane:
@@ -93,37 +104,39 @@ class NcclLane:
         self._group = ProcessGroupNCCL(PrefixStore(name, store), rank, 2, options)
         self._peer, self._device = 1 - rank, device
         self._stream = torch.cuda.Stream(device, priority=-1)
-        with torch.cuda.device(device), torch.cuda.stream(self._stream):
-            self._slots = [_Slot(device) for _ in range(num_slots)]
+        self._slots = [_Slot(device) for _ in range(num_slots)]
         self._num_begun = 0
         self._calls: CallThread[torch.cuda.Event] = CallThread(f"nccl-{name}")
 
-    def send(self, parts: Sequence[Part], num_bytes: int) -> NcclTransfer:
+    def send(self, tensors: Sequence[Tensor], num_entries: int) -> NcclTransfer:
         slot = self._next_slot()
-        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
-        on_host.numpy().data[:] = b"".join(parts)
+        entries = slot.entries[:num_entries]
+        with torch.cuda.device(self._device):
+            joined(tensors, entries)
+            is_joined = _recorded()
 
         def begin() -> torch.cuda.Event:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                on_device.copy_(on_host, non_blocking=True)
-                work = self._group.send([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                self._stream.wait_event(is_joined)
+                work = self._group.send([entries], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
                 work.synchronize()  # this stream with it, not the host
                 return _recorded()
 
-        return NcclTransfer(self._calls.make(begin), on_host)
+        return NcclTransfer(self._calls.make(begin), slot, num_entries)
 
-    def receive(self, num_bytes: int) -> NcclTransfer:
+    def receive(self, num_entries: int) -> NcclTransfer:
         slot = self._next_slot()
-        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
+        entries = slot.entries[:num_entries]
+        is_free = slot.is_free
 
         def begin() -> torch.cuda.Event:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                work = self._group.recv([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                self._stream.wait_event(is_free)
+                work = self._group.recv([entries], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
                 work.synchronize()  # this stream with it, not the host
-                on_host.copy_(on_device, non_blocking=True)
                 return _recorded()
 
-        return NcclTransfer(self._calls.make(begin), on_host)
+        return NcclTransfer(self._calls.make(begin), slot, num_entries)
 
     def close(self) -> None:
         """Ends what is under way on this device, even if the peer is gone."""
@@ -132,14 +145,15 @@ class NcclLane:
         self._calls.join()
 
     def _next_slot(self) -> _Slot:
-        # Transfers end in the order in which they begin, and no more are under way than slots.
+        # Transfers end, and are taken, in the order in which they begin, and no more are under way
+        # or not yet taken than there are slots.
         slot = self._slots[self._num_begun % len(self._slots)]
         self._num_begun += 1
         return slot
 
 
 def _recorded() -> torch.cuda.Event:
-    """Of all that this thread's stream was asked for."""
+    """Of all that this thread's current stream was asked for."""
     event = torch.cuda.Event()
     event.record()
     return event
@@ -151,15 +165,16 @@ def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
     with ExitStack() as made:
         made.callback(_close, lanes)
         for name, sends in (("0", rank == 0), ("1", rank == 1)):
-            num_slots = MAX_MOVING if sends else 1
+            num_slots = MAX_MOVING if sends else MAX_LANDED
             lanes.append(NcclLane(store, rank, device, name=name, num_slots=num_slots))
         outgoing, incoming = lanes[rank], lanes[1 - rank]
+        greeting = torch.zeros(1, dtype=torch.int32, device=device)
         for lane in lanes:  # in the same order on both sides: the first transfer connects
-            transfer = lane.send([b"x"], 1) if lane is outgoing else lane.receive(1)
+            transfer = lane.send([greeting], 1) if lane is outgoing else lane.receive(1)
             deadline_s = time.monotonic() + join_s
             while not transfer.is_done():
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError("the peer does not answer over NCCL")
+                    raise TimeoutError("the peer does not answer over NCCL (--link shm)")
                 time.sleep(_POLL_S)
         return Lanes(outgoing, incoming, made.pop_all().close)
 

@@ -1,13 +1,14 @@
 # pyright: strict
-"""Frames over a lane, announced by headers in the shared ring: the header first, then the payload.
+"""Frames whose device part goes over a lane, announced by what goes through the shared ring first.
 
-The header of a frame goes through the ring that would carry the whole frame if the link were shared
-memory. So a reader begins to receive only what it knows to be coming, with its length: a receive
-posted ahead would keep a GPU busy waiting for as long as nobody sends. Nothing here waits.
+The ring is the one that would carry the whole frame if the link were shared memory; here a record
+of it is a header and what the host reads of the frame. So a reader begins to receive only what it
+knows to be coming, with its length: a receive posted ahead would keep a GPU busy waiting for as
+long as nobody sends. A frame without a device part is there with its record. Nothing here waits.
 
-    crc32    u32  of what follows
+    crc32    u32  of the rest of the header
     epoch    u32  of the attachment; headers of another one are skipped
-    bytes    u32  of the frame
+    entries  u32  of the device part
     sequence u64  of the frame in this epoch, without gaps: who misses one cannot go on
 """
 
@@ -18,13 +19,18 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from specserve.transport.group_link.device_part import TensorEntries
 from specserve.transport.group_link.lanes import (
-    MAX_FRAME_BYTES,
+    MAX_ENTRIES,
+    MAX_LANDED,
     MAX_MOVING,
     Arrival,
     Lane,
     Transfer,
 )
+from specserve.transport.link.ends import Frame
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.ring import ByteRing
 
@@ -46,19 +52,20 @@ class Sender:
         self._sequence = 0
         self._moving: deque[Transfer] = deque()
 
-    def write(self, parts: Sequence[Part]) -> bool:
-        """All parts as one frame; False if too much is under way. Raises `FAILURES`."""
+    def write(self, parts: Sequence[Part], device_part: Sequence[Tensor] = ()) -> bool:
+        """All as one frame; False if too much is under way. Raises `FAILURES`."""
         moving = self._moving
         while moving and moving[0].is_done():
             moving.popleft()
-        num_bytes = sum(map(len, parts))
-        if len(moving) >= MAX_MOVING or num_bytes > MAX_FRAME_BYTES:
+        num_entries = sum(tensor.numel() for tensor in device_part)
+        if num_entries and (len(moving) >= MAX_MOVING or num_entries > MAX_ENTRIES):
             return False
-        body = _BODY.pack(self._epoch, num_bytes, self._sequence)
-        if not self._headers.write([_CRC.pack(zlib.crc32(body)), body]):
+        body = _BODY.pack(self._epoch, num_entries, self._sequence)
+        if not self._headers.write([_CRC.pack(zlib.crc32(body)), body, *parts]):
             return False
         self._sequence += 1
-        moving.append(self._lane.send(parts, num_bytes))
+        if num_entries:
+            moving.append(self._lane.send(device_part, num_entries))
         return True
 
     def is_overdue(self) -> bool:
@@ -78,23 +85,29 @@ class Receiver:
         self._epoch = epoch
         self._timeout_s = timeout_s
         self._sequence = 0
-        self._moving: Arrival | None = None
-        self._arrived: deque[bytearray] = deque()
+        self._moving: tuple[bytearray, Arrival] | None = None
+        self._arrived: deque[tuple[bytearray, Arrival | None]] = deque()
         self._advancing = threading.Lock()
 
     def has_frame(self) -> bool:
         return bool(self._arrived)
 
-    def take(self) -> bytearray | None:
-        """The next frame that has arrived."""
-        return self._arrived.popleft() if self._arrived else None
+    def take(self) -> Frame | None:
+        """The next frame that has arrived. Raises `FAILURES`."""
+        if not self._arrived:
+            return None
+        # Its place is free once this returns, and what is received into it waits for the copy.
+        data, arrival = self._arrived[0]
+        entries = None if arrival is None else TensorEntries(arrival.take())
+        self._arrived.popleft()
+        return Frame(data, entries)
 
     def advance(self) -> None:
         """Collect what has arrived and begin with what was announced. Raises `FAILURES`."""
         if not self._advancing.acquire(blocking=False):
             return  # another thread is at it
         try:
-            while len(self._arrived) < MAX_WAITING and self._step():
+            while self._has_room() and self._step():
                 pass
         finally:
             self._advancing.release()
@@ -102,9 +115,14 @@ class Receiver:
     def is_overdue(self) -> bool:
         """Raises `FAILURES` for a transfer that has failed."""
         moving = self._moving
-        if moving is None or moving.is_done():
+        if moving is None or moving[1].is_done():
             return False
-        return moving.began_s < time.monotonic() - self._timeout_s
+        return moving[1].began_s < time.monotonic() - self._timeout_s
+
+    def _has_room(self) -> bool:
+        arrived = tuple(self._arrived)  # in one step: the reader takes some meanwhile
+        num_landed = sum(arrival is not None for _, arrival in arrived)
+        return len(arrived) < MAX_WAITING and num_landed < MAX_LANDED
 
     def _step(self) -> bool:
         if self._moving is None:
@@ -112,24 +130,28 @@ class Receiver:
             if record is None:
                 return False
             self._open(record)
-        elif self._moving.is_done():
-            self._arrived.append(self._moving.frame())
+        elif self._moving[1].is_done():
+            self._arrived.append(self._moving)
             self._moving = None
         else:
             return False
         return True
 
     def _open(self, record: bytearray) -> None:
-        body = memoryview(record)[_CRC.size :]
-        if len(record) != _HEADER_BYTES or _CRC.unpack_from(record)[0] != zlib.crc32(body):
-            self._arrived.append(record)  # the end counts what is no frame either
+        body = memoryview(record)[_CRC.size : _HEADER_BYTES]
+        if len(record) < _HEADER_BYTES or _CRC.unpack_from(record)[0] != zlib.crc32(body):
+            self._arrived.append((record, None))  # the end counts what is no frame either
             return
-        epoch, num_bytes, sequence = _BODY.unpack(body)
+        epoch, num_entries, sequence = _BODY.unpack(body)
         if epoch != self._epoch or sequence < self._sequence:
             return  # left over, or seen before
         if sequence > self._sequence:
             raise ValueError(f"header {self._sequence} is lost")
-        if not 0 < num_bytes <= MAX_FRAME_BYTES:
-            raise ValueError(f"a header announces {num_bytes} bytes")
+        if num_entries > MAX_ENTRIES:
+            raise ValueError(f"a header announces {num_entries} entries")
         self._sequence += 1
-        self._moving = self._lane.receive(num_bytes)
+        data = record[_HEADER_BYTES:]
+        if num_entries:
+            self._moving = data, self._lane.receive(num_entries)
+        else:
+            self._arrived.append((data, None))

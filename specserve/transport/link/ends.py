@@ -2,18 +2,19 @@
 """The two ends of a link over any pair of channels: number, seal, send; receive, check, count.
 
 Knows what frames are, not what carries them: a `Channel` is one direction of a ring, say.
-Nothing here blocks, and nothing that arrives can raise.
+Nothing here blocks, and nothing that arrives can raise. What a device has of a message goes beside
+its frame, over channels that carry tensors.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from specserve.transport.link.envelope import Kind, Part, Unsound, unseal
-from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.messages import Push, Report
+from specserve.transport.link.frames import DevicePart, Encoded, Entries, LinkLimits
+from specserve.transport.link.messages import DeviceArray, Push, Report
 from specserve.transport.link.push_frames import encode_push, unpack_push
 from specserve.transport.link.report_frames import encode_report, unpack_report
 
@@ -25,15 +26,26 @@ _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
 
 
+class Frame(NamedTuple):
+    """One that has arrived, the reader's own."""
+
+    data: bytearray
+    device_part: DevicePart | None = None  # None: there is none, or `data` has it
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data) + (0 if self.device_part is None else self.device_part.num_bytes)
+
+
 class Channel(Protocol):
     """One direction of a link, from its one writer to its one reader."""
 
-    def write(self, parts: Sequence[Part]) -> bool:
-        """All parts as one frame, or nothing; False: no room."""
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
+        """All as one frame, or nothing; False: no room. A `device_part` is for those that can."""
         ...
 
-    def read(self) -> bytearray | None:
-        """The next frame, the reader's own copy; None when there is none."""
+    def read(self) -> Frame | None:
+        """The next frame; None when there is none."""
         ...
 
     def is_empty(self) -> bool:
@@ -70,9 +82,9 @@ class LinkEnd(Generic[_Sent, _Received]):
         outgoing: Channel,
         incoming: Channel,
         limits: LinkLimits,
-        encode: Callable[[_Sent, int, int], list[Part]],
+        encode: Callable[[_Sent, int, int], Encoded],
         expected: Kind,
-        unpack: Callable[[memoryview, LinkLimits], _Received],
+        unpack: Callable[[memoryview, LinkLimits, Entries | None], _Received],
     ) -> None:
         self._outgoing, self._incoming = outgoing, incoming
         self._limits = limits
@@ -92,6 +104,11 @@ class LinkEnd(Generic[_Sent, _Received]):
         if epoch != self._epoch:
             self._epoch, self._next_sent, self._next_received = epoch, 0, 0
             self._enter(epoch)
+
+    @property
+    def carries_tensors(self) -> bool:
+        """Whether what only a device reads may stay in its memory."""
+        return False
 
     @property
     def is_broken(self) -> bool:
@@ -115,11 +132,11 @@ class LinkEnd(Generic[_Sent, _Received]):
         """False: dropped, there is no room or nobody is attached."""
         counters = self.counters
         if self._epoch is not None:
-            parts = self._encode(message, self._epoch, self._next_sent)
-            if self._outgoing.write(parts):
+            frame = self._encode(message, self._epoch, self._next_sent)
+            if self._outgoing.write(frame.parts, frame.device_part):
                 self._next_sent += 1
                 counters.num_sent += 1
-                counters.bytes_sent += sum(map(len, parts))
+                counters.bytes_sent += frame.num_bytes
                 return True
         counters.num_dropped += 1
         return False
@@ -135,7 +152,7 @@ class LinkEnd(Generic[_Sent, _Received]):
             if frame is None:
                 break
             self.counters.num_received += 1
-            self.counters.bytes_received += len(frame)
+            self.counters.bytes_received += frame.num_bytes
             message = self._open(frame)
             if message is not None:
                 messages.append(message)
@@ -147,13 +164,13 @@ class LinkEnd(Generic[_Sent, _Received]):
     def _finish(self) -> None:
         """For ends that have more to let go of than memory."""
 
-    def _open(self, frame: bytearray) -> _Received | None:
+    def _open(self, frame: Frame) -> _Received | None:
         try:
-            envelope = unseal(frame, self._expected)
+            envelope = unseal(frame.data, self._expected)
             if envelope.epoch != self._epoch or envelope.sequence < self._next_received:
                 self.counters.num_stale += 1
                 return None
-            message = self._unpack(envelope.payload, self._limits)
+            message = self._unpack(envelope.payload, self._limits, frame.device_part)
         except Unsound as error:
             self._reject(str(error))
             return None

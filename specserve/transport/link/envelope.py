@@ -24,7 +24,7 @@ Part = bytes | bytearray | memoryview  # flat bytes; a frame is sent as several,
 MAX_EPOCH = 2**32 - 1
 HEADER_BYTES = 24
 _MAGIC = 0x5350
-_VERSION = 2
+_VERSION = 3
 _BODY = struct.Struct("<HBBIIQ")
 _CRC = struct.Struct("<I")
 

@@ -4,16 +4,20 @@
 A frame knows neither how it travels nor what a node does with it. Little-endian throughout.
 Decoding copies nothing: arrays are views of the frame, which its receiver has taken out of shared
 memory before (`ring.ByteRing.read` makes the one copy), so nobody can change them afterwards.
+
+What only a device reads comes last in every frame, entries of four bytes each. Where it is in a
+device's memory it travels beside the frame, in the same order, as the *device part*.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specserve.transport.link.envelope import Part, Unsound
-from specserve.transport.link.messages import Floats, Tokens
+from specserve.transport.link.messages import DeviceArray, Floats, Ids, Numbers, Tokens
 
 MAX_BLOCKS = 256  # of a push
 MAX_ROUND = 2**20 - 1  # what the noise has room for
@@ -33,6 +37,78 @@ class LinkLimits:
     max_rows: int  # of a report
     max_kept: int  # M, entries of a distribution
     max_blocks: int = MAX_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A frame to be written."""
+
+    parts: list[Part]
+    device_part: list[DeviceArray] = field(default_factory=list[DeviceArray])
+
+    @property
+    def num_bytes(self) -> int:
+        """Wherever they are: as many as if all were on the host."""
+        return sum(map(len, self.parts)) + sum(array.nbytes for array in self.device_part)
+
+
+class Entries(Protocol):
+    """What a device will read, handed out piece by piece; a wrong length is `Unsound`."""
+
+    def token_ids(self, count: int, limits: LinkLimits) -> Ids:
+        """Within the vocabulary: others are `Unsound`, or made so where nobody can look."""
+        ...
+
+    def ids(self, count: int) -> Ids:
+        """int32, of any value."""
+        ...
+
+    def numbers(self, count: int) -> Numbers:
+        """float32, of any value."""
+        ...
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        ...
+
+
+class DevicePart(Entries, Protocol):
+    """One that has arrived, in a device's memory."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class HostEntries:
+    """Of a frame that has them in itself, behind all else."""
+
+    def __init__(self, cursor: "Cursor") -> None:
+        self._cursor = cursor
+
+    def token_ids(self, count: int, limits: LinkLimits) -> Ids:
+        token_ids = self._cursor.array(TOKEN, count)
+        check_tokens(token_ids, limits)
+        return token_ids
+
+    def ids(self, count: int) -> Ids:
+        return self._cursor.array(TOKEN, count)
+
+    def numbers(self, count: int) -> Numbers:
+        return self._cursor.array(FLOAT, count)
+
+    def finish(self) -> None:
+        """The cursor's end is the frame's."""
+
+
+def split(arrays: Iterable[tuple[Ids | Numbers, "np.dtype[Any]"]]) -> Encoded:
+    """What only a device reads: as bytes what is on the host, as it is what is on the device."""
+    encoded = Encoded([])
+    for array, dtype in arrays:
+        if isinstance(array, np.ndarray):
+            encoded.parts.append(flat(cast("NDArray[Any]", array), dtype))
+        else:
+            encoded.device_part.append(array)
+    return encoded
 
 
 def require(sound: bool, reason: str) -> None:

@@ -4,17 +4,34 @@ A *stream* is one running sample; the target numbers streams and never uses a nu
 target reports every round as it starts: what was verified since, the anchor, and the block that
 is pending behind it. The draft answers with blocks for the outcomes that it thinks likely.
 
-All arrays are numpy, contiguous and on the host. Positions are absolute, rounds those of a stream.
+What nodes look at are numpy arrays on the host. What only a device reads, features, draft top-k and
+distributions, may be in its memory instead: all of a message, and then over a link that carries
+tensors. Positions are absolute, rounds those of a stream.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+
+class DeviceArray(Protocol):
+    """Entries of four bytes each in a device's memory, such as a torch tensor: no torch here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def reshape(self, *shape: int) -> Self: ...
+    def __getitem__(self, place: int | slice | tuple[int | slice, ...], /) -> Self: ...
+
+
+Ids = Tokens | DeviceArray  # int32
+Numbers = Floats | DeviceArray  # float32
 
 
 class BlockKey(NamedTuple):
@@ -34,8 +51,8 @@ class DraftTopK:
     """
 
     confidences: Floats  # [verify_len]; [0] where the drafter has none
-    slot_ids: Tokens  # [S, M], S up to verify_len + 1
-    slot_scores: Floats  # [S, M]
+    slot_ids: Ids  # [S, M], S up to verify_len + 1
+    slot_scores: Numbers  # [S, M]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class RowReport:
     temperature: float  # 0: greedy
     start: int  # position of the first of `token_ids`
     token_ids: Tokens  # [n + 1] verified since the last report, then the anchor
-    features: Floats  # [n, H] of the verified ones; [n, 0] for drafters that read token ids alone
+    features: Numbers  # [n, H] of the verified ones; [n, 0] for drafters that read token ids alone
     block: Tokens  # [verify_len] the drafted tokens under verification
     speculation_id: int  # of the push they come from; 0: from none, or there are none
     awaits: bool = False  # the target waits for a block after this anchor, in this round
@@ -77,7 +94,7 @@ class Report:
     sent_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Push:
     """One draft batch: B blocks of up to G tokens.
 
@@ -90,6 +107,6 @@ class Push:
     lengths: list[int]  # [B] tokens that count in each block
     token_ids: Tokens  # [B, G]
     confidences: Floats  # [B, G]; [B, 0] where the drafter has none
-    kept_ids: Tokens  # [B, G, M]; M = 0 without a distribution
-    kept_probs: Floats  # [B, G, M]
+    kept_ids: Ids  # [B, G, M]; M = 0 without a distribution
+    kept_probs: Numbers  # [B, G, M]
     draft_batch_s: float = 0.0  # seconds that drafting them took

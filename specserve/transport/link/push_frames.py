@@ -2,8 +2,8 @@
 """Pushes as bytes of fixed layout, and back, with every field in its range.
 
     blocks, width G, confidences (0 or 1) and distribution entries M, u32 each; float64 seconds of
-    the draft batch; a record a block; int32 tokens [B, G]; float32 confidences [B, G]; int32
-    distribution ids, float32 probs [B, G, M]
+    the draft batch; a record a block; int32 tokens [B, G]; float32 confidences [B, G];
+    for a device: int32 distribution ids, float32 probs [B, G, M]
 
 Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
 Distributions are checked for their shape alone, since `DraftProbs.sound` checks the form of those
@@ -19,11 +19,15 @@ from specserve.transport.link.frames import (
     MAX_ROUND,
     TOKEN,
     Cursor,
+    Encoded,
+    Entries,
+    HostEntries,
     LinkLimits,
     check_confidences,
     check_tokens,
     flat,
     require,
+    split,
 )
 from specserve.transport.link.messages import BlockKey, Push
 
@@ -48,8 +52,8 @@ class _Blocks(NamedTuple):
 _NO_BLOCKS = _Blocks((), (), (), (), (), ())
 
 
-def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
-    """The frame in parts; they alias the push's arrays until they are written."""
+def encode_push(push: Push, epoch: int, sequence: int) -> Encoded:
+    """The frame, which aliases the push's arrays until it is written."""
     width, num_kept = push.token_ids.shape[1], push.kept_ids.shape[2]
     has_confidences = push.confidences.shape[1] > 0
     counts = (len(push.keys), width, has_confidences, num_kept)
@@ -59,17 +63,13 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
         _BLOCK.pack(key.stream, speculation_id, key.round, key.position, key.anchor_id, length)
         for key, speculation_id, length in fields
     ]
-    parts += (
-        flat(push.token_ids, TOKEN),
-        flat(push.confidences, FLOAT),
-        flat(push.kept_ids, TOKEN),
-        flat(push.kept_probs, FLOAT),
-    )
-    return seal(Kind.PUSH, epoch, sequence, parts)
+    parts += (flat(push.token_ids, TOKEN), flat(push.confidences, FLOAT))
+    kept = split([(push.kept_ids, TOKEN), (push.kept_probs, FLOAT)])
+    return Encoded(seal(Kind.PUSH, epoch, sequence, parts + kept.parts), kept.device_part)
 
 
-def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
-    """The push in an unsealed payload.
+def unpack_push(payload: memoryview, limits: LinkLimits, entries: Entries | None = None) -> Push:
+    """The push in an unsealed payload; `entries`: its device part, where that came beside it.
 
     Raises:
         Unsound: a length or a field out of range.
@@ -88,8 +88,10 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     num_tokens = num_blocks * width
     tokens = cursor.array(TOKEN, num_tokens)
     confidences = cursor.array(FLOAT, num_tokens * has_confidences)
-    kept_ids = cursor.array(TOKEN, num_tokens * num_kept)
-    kept_probs = cursor.array(FLOAT, num_tokens * num_kept)
+    entries = entries or HostEntries(cursor)
+    kept_ids = entries.ids(num_tokens * num_kept)
+    kept_probs = entries.numbers(num_tokens * num_kept)
+    entries.finish()
     cursor.finish()
     check_tokens(tokens, limits)
     check_confidences(confidences)

@@ -2,9 +2,9 @@
 """Reports as bytes of fixed layout, and back, with every field in its range.
 
     rows u32, feature size u32, the round latency and when it was sent f64; a record a row;
-    int32 tokens and block of each row in turn; float32 features of each row in turn;
-    then of each row with draft top-k
-    float32 confidences, int32 slot ids [S, M], float32 slot scores [S, M]
+    int32 tokens and block of each row in turn; float32 confidences of each row with draft top-k;
+    for a device: float32 features of each row in turn; then of each row with draft top-k
+    int32 slot ids [S, M], float32 slot scores [S, M]
 
 Features and slot scores are not looked at: reading all of them would cost more than everything else
 here, and a wrong one makes a poor block, never a wrong token.
@@ -12,7 +12,9 @@ here, and a wrong one makes a poor block, never a wrong token.
 
 import math
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.transport.link.envelope import Kind, Part, seal
@@ -21,13 +23,25 @@ from specserve.transport.link.frames import (
     MAX_ROUND,
     TOKEN,
     Cursor,
+    Encoded,
+    Entries,
+    HostEntries,
     LinkLimits,
     check_confidences,
     check_tokens,
     flat,
     require,
+    split,
 )
-from specserve.transport.link.messages import DraftTopK, Floats, Report, RowReport, Tokens
+from specserve.transport.link.messages import (
+    DraftTopK,
+    Floats,
+    Ids,
+    Numbers,
+    Report,
+    RowReport,
+    Tokens,
+)
 
 _MAX_SAMPLE_INDEX = 2**12 - 1
 _MAX_SCORED = 1 << 16  # tokens of a slot
@@ -59,13 +73,19 @@ class _Row(NamedTuple):
     awaits: int
     has_confidences: int
 
+    @property
+    def num_confidences(self) -> int:
+        """Of the draft top-k, one a drafted token."""
+        return self.num_block * self.has_confidences if self.num_slots else 0
 
-def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
-    """The frame in parts; they alias the report's arrays until they are written."""
+
+def encode_report(report: Report, epoch: int, sequence: int) -> Encoded:
+    """The frame, which aliases the report's arrays until it is written."""
     records = bytearray()
     tokens: list[Part] = []
-    features: list[Part] = []
-    draft_top_ks: list[Part] = []
+    confidences: list[Part] = []
+    features: list[tuple[Ids | Numbers, np.dtype[Any]]] = []
+    slots: list[tuple[Ids | Numbers, np.dtype[Any]]] = []
     feature_size = 0
     for row in report.rows:
         num_slots, num_scored, has_confidences = _shape(row.draft_top_k)
@@ -75,17 +95,23 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
             _METHOD_CODES[row.method], row.awaits, has_confidences,
         )  # fmt: skip
         tokens += (flat(row.token_ids, TOKEN), flat(row.block, TOKEN))
-        if row.features.size:
-            features.append(flat(row.features, FLOAT))
+        if row.features.nbytes:
+            features.append((row.features, FLOAT))
             feature_size = row.features.shape[1]
         if row.draft_top_k is not None:
-            draft_top_ks += _draft_top_k_parts(row.draft_top_k)
+            confidences.append(flat(row.draft_top_k.confidences, FLOAT))
+            slots.append((row.draft_top_k.slot_ids, TOKEN))
+            slots.append((row.draft_top_k.slot_scores, FLOAT))
     counts = _COUNTS.pack(len(report.rows), feature_size, report.round_latency_s, report.sent_s)
-    return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *draft_top_ks])
+    entries = split(features + slots)
+    payload = [counts, records, *tokens, *confidences, *entries.parts]
+    return Encoded(seal(Kind.REPORT, epoch, sequence, payload), entries.device_part)
 
 
-def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
-    """The report in an unsealed payload.
+def unpack_report(
+    payload: memoryview, limits: LinkLimits, entries: Entries | None = None
+) -> Report:
+    """The report in an unsealed payload; `entries`: its device part, where that came beside it.
 
     Raises:
         Unsound: a length or a field out of range.
@@ -105,8 +131,14 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
     tokens = cursor.array(TOKEN, num_tokens)
     # An empty feature part says that no row has news, or that the drafter reads token ids alone.
     require(not num_verified or feature_size == limits.feature_size, "wrong feature size")
-    features = cursor.array(FLOAT, num_verified * feature_size)
-    draft_top_ks = [_take_draft_top_k(cursor, record, limits) for record in records]
+    confidences = [cursor.array(FLOAT, record.num_confidences) for record in records]
+    entries = entries or HostEntries(cursor)
+    features = entries.numbers(num_verified * feature_size)
+    draft_top_ks = [
+        _take_draft_top_k(entries, record, own, limits)
+        for record, own in zip(records, confidences, strict=True)
+    ]
+    entries.finish()
     cursor.finish()
     check_tokens(tokens, limits)
     features = features.reshape(num_verified, limits.feature_size)
@@ -117,31 +149,24 @@ def _shape(draft_top_k: DraftTopK | None) -> tuple[int, int, bool]:
     """Slots, tokens of a slot, whether there are confidences."""
     if draft_top_k is None:
         return 0, 0, False
-    return *draft_top_k.slot_ids.shape, len(draft_top_k.confidences) > 0
+    num_slots, num_scored = draft_top_k.slot_ids.shape
+    return num_slots, num_scored, len(draft_top_k.confidences) > 0
 
 
-def _draft_top_k_parts(draft_top_k: DraftTopK) -> tuple[Part, ...]:
-    return (
-        flat(draft_top_k.confidences, FLOAT),
-        flat(draft_top_k.slot_ids, TOKEN),
-        flat(draft_top_k.slot_scores, FLOAT),
-    )
-
-
-def _take_draft_top_k(cursor: Cursor, row: _Row, limits: LinkLimits) -> DraftTopK | None:
+def _take_draft_top_k(
+    entries: Entries, row: _Row, confidences: Floats, limits: LinkLimits
+) -> DraftTopK | None:
     if not row.num_slots:
         return None
-    confidences = cursor.array(FLOAT, row.num_block * row.has_confidences)
-    slot_ids = cursor.array(TOKEN, row.num_slots * row.num_scored)
-    slot_scores = cursor.array(FLOAT, row.num_slots * row.num_scored)
-    check_confidences(confidences)
-    check_tokens(slot_ids, limits)
     shape = row.num_slots, row.num_scored
-    return DraftTopK(confidences, slot_ids.reshape(shape), slot_scores.reshape(shape))
+    slot_ids = entries.token_ids(row.num_slots * row.num_scored, limits)
+    slot_scores = entries.numbers(row.num_slots * row.num_scored)
+    check_confidences(confidences)
+    return DraftTopK(confidences, slot_ids.reshape(*shape), slot_scores.reshape(*shape))
 
 
 def _cut_rows(
-    records: list[_Row], tokens: Tokens, features: Floats, draft_top_ks: list[DraftTopK | None]
+    records: list[_Row], tokens: Tokens, features: Numbers, draft_top_ks: list[DraftTopK | None]
 ) -> list[RowReport]:
     rows: list[RowReport] = []
     token, feature = 0, 0

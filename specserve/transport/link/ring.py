@@ -24,9 +24,10 @@ import os
 from collections.abc import Sequence
 
 from specserve.errors import Unavailable
-from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
+from specserve.transport.link.ends import DraftLinkEnd, Frame, TargetLinkEnd
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import DeviceArray
 
 DEFAULT_RING_BYTES = 8 * 1024 * 1024
 MIN_RING_BYTES = 64
@@ -43,7 +44,7 @@ _LINE_WORDS = 8
 
 
 class ByteRing:
-    """One direction, a `Channel`. Make one per process; only its reader may `read` and `drop`."""
+    """One direction. Make one per process; only its reader may `read` and `drop`."""
 
     def __init__(self, words: memoryview, at_head: int, data: memoryview) -> None:
         self._words = words  # u64, the header's
@@ -224,15 +225,33 @@ class SharedRegion:
         self._memory.close()
 
 
+class RingChannel:
+    """A ring as a `Channel`: a record a frame, with all that a device reads in it."""
+
+    def __init__(self, ring: ByteRing) -> None:
+        self._ring = ring
+        self.is_empty, self.drop = ring.is_empty, ring.drop
+
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
+        """False when there is no room."""
+        assert not device_part, "a ring is host memory"
+        return self._ring.write(parts)
+
+    def read(self) -> Frame | None:
+        """The next record."""
+        record = self._ring.read()
+        return None if record is None else Frame(record)
+
+
 class RingTargetEnd(TargetLinkEnd):
     """The target's end of a region."""
 
     def __init__(self, region: SharedRegion, limits: LinkLimits) -> None:
-        super().__init__(region.to_draft, region.to_target, limits)
+        super().__init__(RingChannel(region.to_draft), RingChannel(region.to_target), limits)
 
 
 class RingDraftEnd(DraftLinkEnd):
     """The draft's end of a region."""
 
     def __init__(self, region: SharedRegion, limits: LinkLimits) -> None:
-        super().__init__(region.to_target, region.to_draft, limits)
+        super().__init__(RingChannel(region.to_target), RingChannel(region.to_draft), limits)

@@ -48,7 +48,7 @@ def draft_batches_of(drafter, passes, method, size):
             return found
         (push,) = rounds.pushes[before:]
         gaps = tuple(key.position - END for key in push.keys)
-        found.append((gaps, tuple(passes), len(b"".join(encode_push(push, 1, 0)))))
+        found.append((gaps, tuple(passes), len(b"".join(encode_push(push, 1, 0).parts))))
 
 
 def assert_equal_work(draft_batches, size):

@@ -35,7 +35,7 @@ def test_a_confidence_that_is_no_number_costs_no_other_block_its_push(dspark_dra
     assert len(push.keys) == 2
     assert push.confidences[0, 1] == 0.0
     assert np.all(push.confidences[1] > 0.0)
-    frame = b"".join(encode_push(push, 1, 0))
+    frame = b"".join(encode_push(push, 1, 0).parts)
     assert decode_push(frame, 1, LIMITS) is not None
 
 

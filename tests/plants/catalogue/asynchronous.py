@@ -36,11 +36,10 @@ PLANTS = [
         name="pushed-draft-probs-flattened",
         file="target_node/speculation/asynchronous.py",
         symbol="_probs_of",
-        was="return DraftProbs(padded.to(device), torch.from_numpy(probs.copy()).to(device))",
+        was="return DraftProbs(ids.to(device, torch.int64), probs.to(device, copy=True))",
         becomes="""
-            probs = probs / probs.max(axis=1, keepdims=True)
-            draft_probs = padded.to(device), torch.from_numpy(probs).to(device).sqrt()
-            return DraftProbs.of_entries(*draft_probs)
+            weights = (probs / probs.amax(dim=1, keepdim=True)).to(device).sqrt()
+            return DraftProbs.of_entries(ids.to(device, torch.int64), weights)
         """,
         tests=(_IN_TIME,),
         breaks="pushed blocks are verified as if they had been drawn at another temperature",
@@ -51,12 +50,12 @@ PLANTS = [
         file="target_node/speculation/asynchronous.py",
         symbol="_probs_of",
         was="""
-            ids: Tokens = block.push.kept_ids[block.place, :length]
-            probs = block.push.kept_probs[block.place, :length]
+            ids = torch.as_tensor(block.push.kept_ids[block.place, :length])
+            probs = torch.as_tensor(block.push.kept_probs[block.place, :length])
         """,
         becomes="""
-            ids: Tokens = block.push.kept_ids[block.place, 1 : length + 1]
-            probs = block.push.kept_probs[block.place, 1 : length + 1]
+            ids = torch.as_tensor(block.push.kept_ids[block.place, 1 : length + 1])
+            probs = torch.as_tensor(block.push.kept_probs[block.place, 1 : length + 1])
         """,
         tests=(_IN_TIME,),
         breaks="a drafted token is verified by the probabilities of the one behind it",

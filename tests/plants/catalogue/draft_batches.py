@@ -58,8 +58,8 @@ PLANTS = [
         name="first-rows-of-a-draft-batch-with-gaps",
         file="draft_node/prespeculation/draft_batches.py",
         symbol="DraftedBatch.push",
-        was="[block.place for block in blocks] if len(blocks) < num_drawn",
-        becomes="slice(len(blocks)) if len(blocks) < num_drawn",
+        was="[block.place for block in blocks] if is_cut",
+        becomes="slice(len(blocks)) if is_cut",
         tests=(
             "tests/draft_node/prespeculation/test_draft_batches.py::test_blocks_without_a_token_are_left_out",
         ),

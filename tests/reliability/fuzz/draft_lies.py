@@ -41,7 +41,7 @@ def sound_push(source: random.Random, limits: LinkLimits) -> Push:
 
 
 def sound_frame(source: random.Random, limits: LinkLimits, epoch: int, number: int) -> bytes:
-    return b"".join(encode_push(sound_push(source, limits), epoch, number))
+    return b"".join(encode_push(sound_push(source, limits), epoch, number).parts)
 
 
 def _field(change: Callable[[Push, LinkLimits], dict[str, Any]]) -> Liar:
@@ -49,7 +49,7 @@ def _field(change: Callable[[Push, LinkLimits], dict[str, Any]]) -> Liar:
 
     def lie(source: random.Random, limits: LinkLimits, epoch: int, number: int) -> bytes:
         push = sound_push(source, limits)
-        return b"".join(encode_push(replace(push, **change(push, limits)), epoch, number))
+        return b"".join(encode_push(replace(push, **change(push, limits)), epoch, number).parts)
 
     return lie
 

@@ -9,6 +9,7 @@ from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
     dtype_remark,
+    link_remark,
     memory_remark,
     no_drafter_remark,
     target_remark,
@@ -24,6 +25,7 @@ from specserve.settings.config import (
     TopologyConfig,
 )
 from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.specserve.settings.resolving import DEVICES, MACHINE, resolved, speculating
 
 
 def served(**model: object) -> ResolvedConfig:
@@ -162,3 +164,26 @@ def test_wishes_that_nobody_reads_are_told(topology, asked, told):
     assert (remark and sorted(remark.removeprefix("not used: ").split("; "))) == (
         told and sorted(told.split("; "))
     )
+
+
+@pytest.mark.parametrize(
+    ("topology", "wish", "told"),
+    [
+        ("1+1", None, "by NCCL, from GPU memory to GPU memory (--link shm)"),
+        ("1+1", "shm", "through shared memory (--link nccl)"),
+        ("1+2", None, "through shared memory, because processes share a GPU (--link nccl)"),
+        ("1+2", "nccl", "by NCCL, from GPU memory to GPU memory (--link shm)"),
+    ],
+)
+def test_what_carries_rounds_is_told_where_there_are_two_ways(topology, wish, told):
+    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
+    placed = TopologyConfig(topology=topology, device="cuda", oversubscribe=True)
+    speculation = SpeculationConfig(mode="async", link=wish)
+    config = resolved(Config(topology=placed, speculation=speculation), machine)
+    assert link_remark(config) == f"rounds travel to draft processes {told}"
+
+
+def test_nothing_is_said_of_links_where_there_is_one_way_or_none():
+    assert link_remark(resolved(speculating("async", "1+1"))) is None
+    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
+    assert link_remark(resolved(Config(topology=TopologyConfig(device="cuda")), machine)) is None

@@ -2,7 +2,9 @@
 
 import os
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from specserve.processes import child
@@ -22,6 +24,18 @@ def test_a_child_reads_what_its_command_line_says(tmp_path):
     assert arguments.config == tmp_path / "config.json"
     plain = [*COMMAND.words(tmp_path / "config.json", tmp_path), *descriptor_words(7)]
     assert parse_child_arguments(plain).link_fds == ()
+
+
+def test_a_child_has_the_environment_of_its_command_besides_that_of_all(tmp_path):
+    own = (("CUDA_MPS_PIPE_DIRECTORY", "/of/this/launch"),)
+    started = Child(msgspec.structs.replace(COMMAND, environment=own), tmp_path, tmp_path)
+    try:
+        found = Path(f"/proc/{started.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        started.kill()
+        started.close()
+    assert b"CUDA_MPS_PIPE_DIRECTORY=/of/this/launch" in found
+    assert {f"{name}={value}".encode() for name, value in environment().items()} < set(found)
 
 
 def refuse(*_, **__):

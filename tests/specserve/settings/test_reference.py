@@ -44,6 +44,7 @@ VALUES: dict[str, Any] = {
     "topology.device": "cpu",
     "topology.threads": 2,
     "topology.oversubscribe": True,
+    "topology.mps": True,
     "engine.kv_memory": "64MiB",
     "engine.kv_dtype": "bfloat16",
     "engine.max_batch_rows": 3,

@@ -10,6 +10,7 @@ from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
+    SpeculationConfig,
     TelemetryConfig,
     TopologyConfig,
     load_config,
@@ -47,7 +48,7 @@ def test_nothing_is_left_undecided_on_cpu():
 def test_resolution_changes_no_explicit_wish():
     wish = Config(
         model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100, generation_config="none"),
-        topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
+        topology=TopologyConfig(topology="2+0", device="cpu", threads=2, mps=False),
         engine=EngineConfig(
             kv_dtype="float32", kv_memory="1MiB", deterministic=False, cuda_graphs=False
         ),
@@ -69,14 +70,29 @@ def test_cuda_is_chosen_where_there_are_enough_devices():
     assert config.topology.device == "cpu"
 
 
-def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
+@pytest.mark.parametrize(
+    ("topology", "oversubscribe", "wish", "link", "collectives"),
+    [
+        ("1+1", False, None, "nccl", "nccl"),
+        ("1+1", False, "shm", "shm", "nccl"),
+        ("2+0", False, None, "nccl", "nccl"),
+        ("1+1", True, None, "nccl", "nccl"),  # two processes, two devices: nothing is shared
+        ("1+2", True, None, "shm", "gloo"),
+        ("1+2", True, "nccl", "nccl", "gloo"),
+    ],
+)
+def test_nccl_is_the_link_where_every_process_has_a_device(
+    topology, oversubscribe, wish, link, collectives
+):
     machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
-    config = resolved(speculating("async", "1+1", link="nccl"), machine)
-    assert (config.speculation.link, config.collectives) == ("nccl", "nccl")
-    assert config.placement("target").device != config.placement("draft").device
-    shared = TopologyConfig(topology="1+2", device="cuda", oversubscribe=True)
-    config = resolved(Config(topology=shared, speculation=config.speculation), machine)
-    assert (config.speculation.link, config.collectives) == ("nccl", "gloo")
+    placed = TopologyConfig(topology=topology, device="cuda", oversubscribe=oversubscribe)
+    mode = "off" if topology.endswith("0") else "async"
+    speculation = SpeculationConfig(mode=mode, link=wish)
+    config = resolved(Config(topology=placed, speculation=speculation), machine)
+    assert (config.speculation.link, config.collectives) == (link, collectives)
+
+
+def test_rounds_travel_through_shared_memory_on_a_cpu():
     config = resolved(speculating("async", "1+1"))
     assert (config.speculation.link, config.collectives) == ("shm", "gloo")
 
@@ -217,7 +233,10 @@ def test_a_number_of_speculation_out_of_range_is_refused(key, value):
         ),
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
         (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),
-        (speculating("async", "1+1", link="nccl"), r"speculation\.link: nccl .* this is cpu"),
+        (
+            speculating("async", "1+1", link="nccl"),
+            r"speculation\.link: nccl .* is cpu \(--link shm\)",
+        ),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_unsupported(config, message):

@@ -126,7 +126,7 @@ def test_a_confidence_that_is_none_costs_its_report_nothing():
     local._kind_of[sequence] = Miss.LOCAL_DRAFT
     drafted = Speculation(token_ids=(1, 2), confidences=(float("nan"), 0.5))
     draft_top_k = local.draft_top_k(
-        SimpleNamespace(sequence=sequence, speculation=drafted, verify_len=2)
+        SimpleNamespace(sequence=sequence, speculation=drafted, verify_len=2), on_device=False
     )
     assert draft_top_k.confidences.tolist() == [0.0, 0.5]
 

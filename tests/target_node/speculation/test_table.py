@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from specserve.transport.link.messages import BlockKey, Push
+from target_node.speculation import table as module
 from target_node.speculation.table import MAX_BLOCKS, SpeculationTable
 
 KEY = BlockKey(stream=3, round=5, position=20, anchor_id=7)
@@ -73,6 +74,21 @@ def test_a_flood_is_cut_off():
     assert table.find(KEY._replace(position=MAX_BLOCKS)) is None
     table.add(push(*keys), {3: 5}.get)
     assert table.find(keys[0]) is not None
+
+
+def test_distributions_take_so_much_memory_and_no_more(monkeypatch):
+    """A push has them until nobody has the push; what comes beyond that has tokens alone."""
+    one = push(KEY, num_kept=4)
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 2 * (one.kept_ids.nbytes + one.kept_probs.nbytes))
+    table, streams = SpeculationTable(), (3, 4, 5)
+    for stream in streams:
+        table.add(push(KEY._replace(stream=stream), num_kept=4), dict.fromkeys(streams, 5).get)
+    found = [table.find(KEY._replace(stream=stream)) for stream in streams]
+    assert [block.token_ids for block in found] == [(0, 1, 2)] * 3
+    assert [block.has_probs for block in found] == [True, True, False]
+    del found
+    table.add(push(KEY, num_kept=4), {3: 5}.get)
+    assert table.find(KEY).has_probs
 
 
 def test_an_ended_stream_leaves_nothing():

@@ -11,20 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
+from specserve.transport.group_link.device_part import joined
 from specserve.transport.group_link.ends import JOIN_S, Meeting
 from specserve.transport.group_link.lanes import FAILURES, Lanes
-from specserve.transport.link.envelope import Part
 
 
 class GlooTransfer:
     """A frame on its way; whoever waits for it calls `follow`."""
 
-    def __init__(self, work: Work, payload: bytearray) -> None:
+    def __init__(self, work: Work, entries: Tensor) -> None:
         self.began_s = time.monotonic()
         self._work = work
-        self._payload = payload  # of whoever sends, too: gloo reads from it
+        self._entries = entries  # of whoever sends, too: gloo reads from it
         self._is_done = False
         self._error: Exception | None = None
 
@@ -33,8 +34,8 @@ class GlooTransfer:
             raise self._error
         return self._is_done
 
-    def frame(self) -> bytearray:
-        return self._payload
+    def take(self) -> Tensor:
+        return self._entries
 
     def follow(self, timeout: datetime.timedelta) -> None:
         """Waits until it is over."""
@@ -56,25 +57,24 @@ class GlooLane:
         self._thread = threading.Thread(target=self._follow, name=f"gloo-{tag}", daemon=True)
         self._thread.start()
 
-    def send(self, parts: Sequence[Part], num_bytes: int) -> GlooTransfer:
-        payload = bytearray().join(parts)
-        tensor = torch.frombuffer(payload, dtype=torch.uint8)
-        work = self._group.send([tensor], self._peer, self._tag)  # pyright: ignore[reportAttributeAccessIssue]
-        return self._begun(work, payload)
+    def send(self, tensors: Sequence[Tensor], num_entries: int) -> GlooTransfer:
+        entries = torch.empty(num_entries, dtype=torch.int32)
+        joined(tensors, entries)
+        work = self._group.send([entries], self._peer, self._tag)  # pyright: ignore[reportAttributeAccessIssue]
+        return self._begun(work, entries)
 
-    def receive(self, num_bytes: int) -> GlooTransfer:
-        payload = bytearray(num_bytes)
-        tensor = torch.frombuffer(payload, dtype=torch.uint8)
-        work = self._group.recv([tensor], self._peer, self._tag)  # pyright: ignore[reportAttributeAccessIssue]
-        return self._begun(work, payload)
+    def receive(self, num_entries: int) -> GlooTransfer:
+        entries = torch.empty(num_entries, dtype=torch.int32)
+        work = self._group.recv([entries], self._peer, self._tag)  # pyright: ignore[reportAttributeAccessIssue]
+        return self._begun(work, entries)
 
     def close(self) -> None:
         """Waits for the thread, and it for what is under way."""
         self._transfers.put(None)
         self._thread.join()
 
-    def _begun(self, work: Work, payload: bytearray) -> GlooTransfer:
-        transfer = GlooTransfer(work, payload)
+    def _begun(self, work: Work, entries: Tensor) -> GlooTransfer:
+        transfer = GlooTransfer(work, entries)
         self._transfers.put(transfer)
         return transfer
 

@@ -1,8 +1,9 @@
 """A draft process that does nothing but answer reports: run as a module, killed at any moment.
 
 Arguments: descriptor of the region, folder to meet in, epoch, manner, backend. "echo" answers a
-report with the push of the number that it carries as its lead; "mute" attaches and reads nothing;
-"rubbish" sends what is no frame before every answer. Follows the region's word to another epoch.
+report with the push of the number that it carries as its latency, if its features are those of that
+number; "mute" attaches and reads nothing; "rubbish" sends what is no frame before every answer.
+Follows the region's word to another epoch.
 """
 
 import os
@@ -15,15 +16,18 @@ import torch
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
 from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ring import SharedRegion
+from tests.specserve.transport.group_link.device_messages import is_numbered, pushed
 from tests.specserve.transport.group_link.gloo import GlooMeeting
-from tests.specserve.transport.link.messages import LIMITS, numbered_push
+from tests.specserve.transport.link.messages import LIMITS
 
 TIMEOUT_S = 5.0
+DEVICES = {"gloo": "cpu", "nccl": "cuda:0"}
 
 
 def meeting_in(folder: Path, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Meeting:
-    kind, device = (Meeting, "cuda:0") if backend == "nccl" else (GlooMeeting, "cpu")
-    return kind(folder=folder, draft=0, device=torch.device(device), timeout_s=timeout_s)
+    kind = Meeting if backend == "nccl" else GlooMeeting
+    device = torch.device(DEVICES[backend])
+    return kind(folder=folder, draft=0, device=device, timeout_s=timeout_s)
 
 
 def insist(send):
@@ -46,7 +50,9 @@ def main():
         for report in end.receive():
             if manner == "rubbish":
                 insist(lambda: end._outgoing.write([b"rubbish", bytes(40)]))
-            push = numbered_push(int(report.round_latency_s), stream=end.epoch or 0)
+            if not is_numbered(report):
+                sys.exit(1)
+            push = pushed(int(report.round_latency_s), end.epoch or 0, DEVICES[backend])
             insist(lambda push=push: end.send(push))
         time.sleep(0.0005)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from specserve.transport.group_link.ends import GroupTargetEnd
-from specserve.transport.group_link.lanes import MAX_MOVING
-from specserve.transport.group_link.transit import MAX_WAITING
-from specserve.transport.link.messages import Report
+from specserve.transport.group_link.lanes import MAX_LANDED, MAX_MOVING
 from specserve.transport.link.ring import SharedRegion
-from tests.specserve.transport.group_link.group_peer import TIMEOUT_S, meeting_in
+from tests.specserve.transport.group_link.device_messages import numbered_report, on_host
+from tests.specserve.transport.group_link.group_peer import DEVICES, TIMEOUT_S, meeting_in
 from tests.specserve.transport.link.messages import LIMITS, number_of, numbered_push, same
 
 PROMPT_S = 0.4  # no call takes longer, even on a machine that does other things
@@ -37,7 +37,7 @@ class Target:
         self._timed(self.end.reset)
 
     def send(self, number: int) -> bool:
-        return self._timed(self.end.send, Report([], round_latency_s=number))
+        return self._timed(self.end.send, numbered_report(number, DEVICES[self.backend]))
 
     def receive(self) -> list:
         return self._timed(self.end.receive)
@@ -62,7 +62,8 @@ class Target:
             pushes = self.receive()
             for push in pushes:
                 assert number_of(push) == received
-                assert same(push, numbered_push(received, stream=epoch))
+                assert push.kept_ids.device == torch.device(DEVICES[self.backend])
+                assert same(on_host(push), numbered_push(received, stream=epoch))
                 received += 1
             if not pushes:
                 time.sleep(0.0005)
@@ -172,9 +173,9 @@ def test_a_peer_that_does_not_read_costs_dropped_frames_and_then_the_link(impati
         deadline_s = time.monotonic() + 60
         while not impatient.end.is_broken:
             assert time.monotonic() < deadline_s
-            num_sent += impatient.send(num_sent)
+            num_sent += impatient.send(1 + 7 * num_sent)
             time.sleep(0.0005)
-        assert MAX_WAITING <= num_sent <= MAX_WAITING + MAX_MOVING + 1
+        assert MAX_LANDED <= num_sent <= MAX_LANDED + MAX_MOVING + 1
         assert impatient.end.counters.num_dropped > 100
         assert not impatient.send(0)
         assert impatient.receive() == []
@@ -192,7 +193,7 @@ def test_a_stopped_peer_takes_what_may_be_under_way_and_no_more(impatient):
         deadline_s = time.monotonic() + 60
         while not impatient.end.is_broken:
             assert time.monotonic() < deadline_s
-            num_sent += impatient.send(0)
+            num_sent += impatient.send(1)
             time.sleep(0.0005)
         assert num_sent <= MAX_MOVING + 1
         assert impatient.receive() == []
@@ -207,7 +208,7 @@ def test_a_peer_that_goes_on_after_the_link_was_given_up_comes_to_the_next_epoch
             impatient.converse(epoch, 20)
             process.send_signal(signal.SIGSTOP)
             while not impatient.end.is_broken:
-                impatient.send(0)
+                impatient.send(1)
                 time.sleep(0.0005)
             process.send_signal(signal.SIGCONT)
 
@@ -228,13 +229,13 @@ def test_a_killed_peer_ends_the_epoch_and_the_next_one_works(target):
     for epoch in range(1, 5):
         with draft(target, epoch) as process:
             target.converse(epoch, 10 * epoch)
-            for number in range(MAX_MOVING):  # on their way when it dies
+            for number in range(1, MAX_MOVING + 1):  # on their way when it dies
                 target.send(number)
             process.send_signal(signal.SIGKILL)
             deadline_s = time.monotonic() + 30
             while not target.end.is_broken:
                 assert time.monotonic() < deadline_s
-                target.send(0)
+                target.send(1)
                 target.receive()
                 time.sleep(0.0005)
         target.enter(None)

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
+from specserve.transport.link.ends import DraftLinkEnd, Frame, TargetLinkEnd
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import DeviceArray
 from tests.specserve.transport.link.chaos import Corruptor
 
 
@@ -41,8 +42,9 @@ class ScriptedChannel:
         self._frames: deque[tuple[int, bytes]] = deque()  # when due, and what
         self._now = 0
 
-    def write(self, parts: Sequence[Part]) -> bool:
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
         """All parts as one frame; False when there is no room. A lost frame was written."""
+        assert not device_part, "its frames are bytes"
         script = self.script
         if len(self._frames) >= script.capacity:
             return False
@@ -62,9 +64,9 @@ class ScriptedChannel:
             self._frames[-2], self._frames[-1] = (first_due, second), (second_due, first)
         return True
 
-    def read(self) -> bytearray | None:
+    def read(self) -> Frame | None:
         """The next frame that has arrived."""
-        return None if self.is_empty() else bytearray(self._frames.popleft()[1])
+        return None if self.is_empty() else Frame(bytearray(self._frames.popleft()[1]))
 
     def is_empty(self) -> bool:
         """Whether nothing has arrived."""

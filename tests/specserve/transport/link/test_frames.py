@@ -46,11 +46,11 @@ PUSH = Push(
 
 
 def report_frame(*rows, epoch=EPOCH):
-    return b"".join(encode_report(Report(list(rows)), epoch, 0))
+    return b"".join(encode_report(Report(list(rows)), epoch, 0).parts)
 
 
 def push_frame(push=PUSH, epoch=EPOCH):
-    return b"".join(encode_push(push, epoch, 0))
+    return b"".join(encode_push(push, epoch, 0).parts)
 
 
 def decode(frame, limits=LIMITS):
@@ -116,8 +116,8 @@ def ids_within_limits(ids):
 def test_what_is_encoded_is_decoded(seed):
     source = np.random.default_rng(seed)
     report, push = random_report(source), random_push(source)
-    report_bytes = bytearray(b"".join(encode_report(report, EPOCH, 2**64 - 1)))
-    push_bytes = bytearray(b"".join(encode_push(push, EPOCH, 7)))
+    report_bytes = bytearray(b"".join(encode_report(report, EPOCH, 2**64 - 1).parts))
+    push_bytes = bytearray(b"".join(encode_push(push, EPOCH, 7).parts))
     assert same(report, decode_report(report_bytes, EPOCH, LIMITS))
     assert same(push, decode_push(push_bytes, EPOCH, LIMITS))
 
