@@ -38,6 +38,7 @@ _START_S = 5.0
 _ANSWER_S = 5.0
 _TRIAL_S = 30.0  # that making a context takes, by far
 _END_S = 5.0
+_KILLED_S = 5.0  # until what was killed is gone
 _LOOK_S = 0.05
 _WATCH_S = 0.25  # between looks of the guard
 # Of draft processes: the target's kernels go first where both want the device.
@@ -177,16 +178,16 @@ def stop(folder: Path) -> None:
     """End the daemon that is reached by `folder` and what it has started, if they run."""
     if _runs(folder):
         _ask(folder, "quit")
-    if not _await_end(folder):
+    if not _await_end(folder, _END_S):
         for pid in _family(folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _await_end(folder)
+        _await_end(folder, _KILLED_S)
 
 
-def _await_end(folder: Path) -> bool:
+def _await_end(folder: Path, timeout_s: float) -> bool:
     """Whether all are gone, in time."""
-    deadline_s = time.monotonic() + _END_S
+    deadline_s = time.monotonic() + timeout_s
     while _family(folder):
         if time.monotonic() > deadline_s:
             return False
