@@ -146,7 +146,7 @@ def _ask_stream(client: OpenAI, model: str, transcript: Transcript) -> None:
 
 
 def _ask_for_json(client: OpenAI, model: str, transcript: Transcript) -> None:
-    schema = {
+    schema: dict[str, object] = {
         "type": "object",
         "properties": {"capital": {"type": "string", "maxLength": 20}},
         "required": ["capital"],
