@@ -13,6 +13,7 @@ from specserve.client import ChatMessage, Client
 
 _QUESTION = "What is the capital of France? Answer in one sentence."
 _NUM_TOKENS = 48  # of an answer to it
+_TOO_LONG = "x" * 300  # for a stop string
 _TIMEOUT_S = 120.0
 _LEAST_SHARE = 3  # of the requests, one in so many, are answered before anything happens
 
@@ -108,12 +109,13 @@ def ask_samples(url: str, worker: str, transcript: Transcript) -> None:
         transcript.say(f"model: {model}")
         _ask_whole(client, model, ours, transcript)
         _ask_stream(client, model, transcript)
+        _ask_for_json(client, model, transcript)
         try:
             client.chat.completions.create(
-                model=model, messages=_messages(_QUESTION), response_format={"type": "json_object"}
+                model=model, messages=_messages(_QUESTION), max_tokens=_NUM_TOKENS, stop=[_TOO_LONG]
             )
         except BadRequestError as error:
-            transcript.say(f"a grammar is refused: {error.message}")
+            transcript.say(f"a worker refuses, and the gateway says so: {error.message}")
 
 
 def _ask_whole(client: OpenAI, model: str, ours: str, transcript: Transcript) -> None:
@@ -141,6 +143,26 @@ def _ask_stream(client: OpenAI, model: str, transcript: Transcript) -> None:
         if chunk.usage:
             transcript.say(f"  usage of the stream: {chunk.usage}")
     transcript.say(f"chat, streamed: {''.join(pieces)!r}")
+
+
+def _ask_for_json(client: OpenAI, model: str, transcript: Transcript) -> None:
+    schema: dict[str, object] = {
+        "type": "object",
+        "properties": {"capital": {"type": "string", "maxLength": 20}},
+        "required": ["capital"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model,
+        messages=_messages(_QUESTION),
+        temperature=0,
+        max_tokens=_NUM_TOKENS,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema, "strict": True},
+        },
+    )
+    transcript.say(f"JSON of a schema: {answer.choices[0].message.content!r}")
 
 
 def ask_under_load(url: str, load: Load, concurrency: int) -> None:

@@ -62,6 +62,7 @@ def server_info_of(service: Service) -> pb.GetServerInfoResponse:
         block_size=ready.block_size,
         model_dtype=ready.dtype,
         max_num_seqs=ready.max_batch_rows,
+        constrained_decoding_start="first_token",
     )
 
 

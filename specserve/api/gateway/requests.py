@@ -8,9 +8,9 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from specserve.api.call import GenerateCall, deadline_of, seed_of
+from specserve.api.call import ANY_OBJECT, GenerateCall, choice_of, deadline_of, seed_of
 from specserve.errors import InvalidField, Unsupported
-from specserve.types import SamplingParams
+from specserve.types import Grammar, GrammarKind, SamplingParams
 from specserve.validation import (
     MAX_ENTRIES,
     Limits,
@@ -27,15 +27,8 @@ _REQUEST = {
     "extra_mm_inputs": "the models served here read text alone",
     "media_refs": "the models served here read text alone",
 }
-_NO_GRAMMAR = "structured output is not served to gateways"
 _SAMPLING = {
-    "json_schema": _NO_GRAMMAR,
-    "regex": _NO_GRAMMAR,
-    "grammar": _NO_GRAMMAR,
-    "structural_tag": _NO_GRAMMAR,
-    "json_object": _NO_GRAMMAR,
-    "choice": _NO_GRAMMAR,
-    "grammar_from_first_token": _NO_GRAMMAR,
+    "structural_tag": "is not served; send one of json_schema, regex, grammar, json_object, choice",
     "truncate_prompt_tokens": "a prompt is served as it is, or refused",
 }
 _SAME = (  # under the same names, and 0 means 0
@@ -60,6 +53,7 @@ def call_of(
         request_id=request.request_id or None,
         seed=seed_of(params.seed if params.HasField("seed") else None),
         deadline_s=deadline_of(time_remaining_s),
+        grammar=_grammar_of(params),  # from the first token, whatever grammar_from_first_token says
         skip_special_tokens=params.skip_special_tokens,
     )
 
@@ -85,6 +79,22 @@ def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int]:
             return request.text
         case _:
             raise InvalidField("input", "is missing; send one of tokenized, text")
+
+
+def _grammar_of(params: pb.SamplingParams) -> Grammar | None:
+    form = params.WhichOneof("constraint")
+    field = f"sampling_params.{form}"
+    match form:
+        case None:
+            return None
+        case "json_object":
+            if not params.json_object:
+                raise InvalidField(field, "is false; leave it out, or send true")
+            return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, field)
+        case "choice":
+            return choice_of(list(params.choice.choices), field)
+        case _:
+            return Grammar(GrammarKind(form), getattr(params, form), field)
 
 
 def _sampling_of(params: pb.SamplingParams, limits: Limits) -> SamplingParams:

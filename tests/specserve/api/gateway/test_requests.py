@@ -6,10 +6,19 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as stubs
 
-from specserve.types import SamplingParams, Submit
+from specserve.types import Grammar, GrammarKind, SamplingParams, Submit
 from tests.specserve.api.gateway.conftest import PROMPT_IDS, asking, refusal
 
+JSON = GrammarKind.JSON_SCHEMA
 INVALID, UNSUPPORTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_checker_for_all(shared_rig):
+    """Of grammars; it is there before the first test and not after the last."""
+    shared_rig.call(shared_rig.service.grammars.check(Grammar(GrammarKind.REGEX, "a")))
+    yield
+    shared_rig.call(shared_rig.service.grammars.close())
 
 
 def submitted(rig, worker, request: pb.GenerateRequest):
@@ -65,14 +74,32 @@ def request(**fields) -> pb.GenerateRequest:
     return made
 
 
+FORMS = {
+    "json_schema": ({"json_schema": '{"type": "null"}'}, JSON, '{"type": "null"}'),
+    "json_object": ({"json_object": True}, JSON, '{"type": "object"}'),
+    "regex": ({"regex": "fox|dog"}, GrammarKind.REGEX, "fox|dog"),
+    "grammar": ({"grammar": 'root ::= "a"'}, GrammarKind.GRAMMAR, 'root ::= "a"'),
+    "choice": (
+        {"choice": pb.ChoiceConstraint(choices=["a", "b"])}, GrammarKind.CHOICE, '["a","b"]',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_grammars_reach_the_target_with_the_names_of_their_fields(rig, worker, form):
+    fields, kind, text = FORMS[form]
+    asked = submitted(rig, worker, sampling(grammar_from_first_token=True, **fields))
+    assert asked.grammar == Grammar(kind, text, f"sampling_params.{form}")
+
+
+def test_a_grammar_that_is_none_is_refused_by_its_field(rig, worker):
+    error = refusal(worker.Generate(sampling(regex="(")))
+    assert error.code() is INVALID
+    assert error.details().startswith("sampling_params.regex: ")
+
+
 REFUSED = {
-    "sampling_params.json_schema: structured": sampling(json_schema="{}"),
-    "sampling_params.regex: structured": sampling(regex="a"),
-    "sampling_params.grammar: structured": sampling(grammar="root ::= a"),
-    "sampling_params.structural_tag: structured": sampling(structural_tag="{}"),
-    "sampling_params.json_object: structured": sampling(json_object=False),
-    "sampling_params.choice: structured": sampling(choice=pb.ChoiceConstraint(choices=["a"])),
-    "sampling_params.grammar_from_first_token: ": sampling(grammar_from_first_token=True),
+    "sampling_params.structural_tag: is not served": sampling(structural_tag="{}"),
     "sampling_params.truncate_prompt_tokens: ": sampling(truncate_prompt_tokens=0),
     "kv_transfer_params: ": request(kv_transfer_params=pb.KvTransferParams()),
     "kv_transfer_params_json: ": request(kv_transfer_params_json=""),
@@ -85,6 +112,8 @@ REFUSED = {
 }
 WRONG = {
     "input: is missing": pb.GenerateRequest(),
+    "sampling_params.json_object: is false": sampling(json_object=False),
+    "sampling_params.choice: has 0 entries": sampling(choice=pb.ChoiceConstraint()),
     "data_parallel_rank: 1 is not served": request(data_parallel_rank=1),
     "tokenized.input_ids: token id 400 is not in the vocabulary": pb.GenerateRequest(
         tokenized=pb.TokenizedInput(input_ids=[400])
@@ -124,7 +153,8 @@ def test_every_field_of_a_request_is_served_or_refused():
     served = {"request_id", "tokenized", "text", "sampling_params", "stream", "data_parallel_rank"}
     known = served | {words.partition(":")[0] for words in REFUSED}
     assert {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields} <= known
-    ours = {*SamplingParams.__struct_fields__, "seed", "skip_special_tokens"}
+    ours = {*SamplingParams.__struct_fields__, "seed", "skip_special_tokens", *FORMS}
+    ours |= {"grammar_from_first_token"}  # as it is
     # Of texts, which the protocol's answers have not.
     of_texts = {"spaces_between_special_tokens", "include_stop_str_in_output"}
     named = {words.partition(":")[0].removeprefix("sampling_params.") for words in REFUSED}
@@ -134,7 +164,7 @@ def test_every_field_of_a_request_is_served_or_refused():
 
 def test_what_is_refused_is_counted(rig, worker):
     before = rig.service.metrics.text().decode()
-    refusal(worker.Generate(sampling(regex="a")))
+    refusal(worker.Generate(sampling(top_p=1.5)))
     assert rig.service.metrics.text().decode() != before
 
 

@@ -129,7 +129,7 @@ def test_the_server_is_told(endless, worker):
     assert (info.active_requests, info.is_paused) == (1, False)
     assert (info.server_type, info.data_parallel_size) == ("vllm-grpc", 1)
     assert (info.model_dtype, info.kv_cache_dtype, info.block_size) == ("float32", "bfloat16", 16)
-    assert info.max_num_seqs == 64
+    assert (info.max_num_seqs, info.constrained_decoding_start) == (64, "first_token")
     assert info.uptime_seconds > 0
     assert info.last_receive_timestamp > 1.7e9
 
