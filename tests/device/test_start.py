@@ -55,6 +55,8 @@ def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str)
     )
     keys = {"topology.topology": topology, "topology.device": "cuda", "model.max_model_len": "256"}
     keys |= {"topology.oversubscribe": "true", "model.target": "tiny"}
+    if not topology.endswith("+0"):
+        keys["speculation.link"] = "shm"  # for torch on a CPU has no NCCL
     keys |= {f"speculation.{key}": value for key, value in speculation.items()}
     with mock.patch.object(specserve.processes.launch, "probe", return_value=hardware):
         return specserve.processes.launch.resolve_here(load_config(None, keys))

@@ -76,7 +76,7 @@ def test_a_diverged_run_exports_nothing(kind, tmp_path, capsys):
     (tmp_path / "out" / "model.safetensors").write_bytes(b"of another run")
     words = ["--target", target, "--text", tmp_path / "text.txt", "--work", tmp_path / "work"]
     words += ["--out", tmp_path / "out", "--self-text", "0", "--threads", "1", "--steps", "60"]
-    words += ["--rate", "1e9", "--tokens-per-step", "256", *KINDS[kind]]
+    words += ["--rate", "1e9", "--tokens-per-step", "256", "--restart", *KINDS[kind]]
     assert main([kind, *map(str, words)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("specserve: training diverged, at step ")
