@@ -54,14 +54,17 @@ def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, manner: str = "so
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
-def left(folder: Path) -> list[str]:
-    """Command lines of its processes that still run."""
-    found = []
+def left(folder: Path) -> set[str]:
+    """Command lines of its processes that still run.
+
+    Each once: a shell that is about to sleep is two of the same for a moment.
+    """
+    found = set[str]()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if any(str(folder) in word for word in words):
-            found.append(" ".join(words))
+            found.add(" ".join(words))
     return found

@@ -59,7 +59,7 @@ def test_clients_find_the_daemon_until_it_is_over(monkeypatch, tmp_path, tools, 
         assert clients["draft"] == {**clients["target"], "CUDA_MPS_CLIENT_PRIORITY": "1"}
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
         assert len(left(tools)) == 2  # the daemon and its server
-    assert left(tools) == []
+    assert left(tools) == set()
     assert "run side by side, by NVIDIA MPS" in caplog.text
 
 
@@ -83,7 +83,7 @@ def test_a_daemon_that_does_not_serve_is_done_without(
     put_on_path(monkeypatch, tools, manner)
     with mps(None, root(tmp_path), trial) as clients:
         assert clients == {}
-        assert left(tools) == []
+        assert left(tools) == set()
     assert f"take turns on it, without NVIDIA MPS: {problem}" in caplog.text.replace(
         f"{CONTROL} -d", "-d"
     )
@@ -112,7 +112,7 @@ def test_who_insists_on_it_is_refused_with_the_reason(monkeypatch, tmp_path, too
     message = r"^topology\.mps: nvidia-cuda-mps-control -d failed: An instance .*\(--no-mps\)$"
     with pytest.raises(Unsupported, match=message), mps(True, root(tmp_path), USED):
         pytest.fail("it was used")
-    assert left(tools) == []
+    assert left(tools) == set()
 
 
 def test_who_does_not_want_it_starts_nothing(monkeypatch, tmp_path, tools, caplog):
@@ -120,7 +120,7 @@ def test_who_does_not_want_it_starts_nothing(monkeypatch, tmp_path, tools, caplo
     put_on_path(monkeypatch, tools)
     with mps(False, root(tmp_path), USED) as clients:
         assert clients == {}
-        assert left(tools) == []
+        assert left(tools) == set()
     assert list((tmp_path / "run").iterdir()) == []
     assert caplog.text == ""
 
@@ -132,7 +132,7 @@ def test_a_daemon_that_does_not_go_is_killed_with_its_server(monkeypatch, tmp_pa
     put_on_path(monkeypatch, tools, manner)
     with mps(None, root(tmp_path), USED) as clients:
         assert clients
-    assert left(tools) == []
+    assert left(tools) == set()
 
 
 @pytest.mark.slow
@@ -143,14 +143,14 @@ def test_whoever_is_started_after_the_daemon_has_ended_finds_none(monkeypatch, t
         os.kill(int((folder / f"{CONTROL}.pid").read_text()), signal.SIGKILL)
         until(lambda: not folder.exists())
         assert len(left(tools)) == 1  # its server may have clients
-    assert left(tools) == []
+    assert left(tools) == set()
 
 
 def test_an_error_of_the_launch_stops_it(monkeypatch, tmp_path, tools):
     put_on_path(monkeypatch, tools)
     with pytest.raises(KeyError), mps(None, root(tmp_path), USED):
         raise KeyError
-    assert left(tools) == []
+    assert left(tools) == set()
 
 
 _LAUNCH = """
