@@ -67,10 +67,7 @@ def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> BlockSpec:
     """A drafter with the target's own width; raises InvalidField for what cannot be."""
     num_layers = target.spec.num_real_layers
     layers = arguments.feature_layers or default_feature_layers(num_layers)
-    if not all(-1 <= layer < num_layers for layer in layers):
-        raise InvalidField(
-            "--feature-layers", f"{layers}: the target has layers 0..{num_layers - 1}"
-        )
+    check_feature_layers(layers, num_layers)
     mask = mask_token(target.folder, target.spec, arguments.mask_token_id)
     markov = confidence = None
     if arguments.kind == "dspark":
@@ -95,6 +92,16 @@ def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> BlockSpec:
         markov=markov,
         confidence=confidence,
     )
+
+
+def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises InvalidField for layers that a target of so many has not, or has enough of once."""
+    name = ",".join(map(str, layers))
+    if not all(-1 <= layer < num_layers for layer in layers):
+        problem = f"{name}: the target has layers 0..{num_layers - 1}, and -1 is its embedding"
+        raise InvalidField("--feature-layers", problem)
+    if len(set(layers)) < len(layers) < num_layers:
+        raise InvalidField("--feature-layers", f"{name}: a layer comes twice; name each once")
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
