@@ -11,6 +11,7 @@ from draft_node.training.draft_vocabulary import refuse_size
 from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.mask_token import mask_token
+from draft_node.training.options import check_feature_layers
 from draft_node.training.rotary import refuse_untold
 from specserve.drafters.spec import (
     DEEPSPEC,
@@ -92,16 +93,6 @@ def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> BlockSpec:
         markov=markov,
         confidence=confidence,
     )
-
-
-def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raises InvalidField for layers that a target of so many has not, or has enough of once."""
-    name = ",".join(map(str, layers))
-    if not all(-1 <= layer < num_layers for layer in layers):
-        problem = f"{name}: the target has layers 0..{num_layers - 1}, and -1 is its embedding"
-        raise InvalidField("--feature-layers", problem)
-    if len(set(layers)) < len(layers) < num_layers:
-        raise InvalidField("--feature-layers", f"{name}: a layer comes twice; name each once")
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from draft_node.training.block_start import check_feature_layers
 from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
+from draft_node.training.options import check_feature_layers
 from specserve.drafters.spec import DEEPSPEC, Eagle3Spec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from specserve.errors import InvalidField
