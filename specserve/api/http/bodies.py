@@ -16,6 +16,16 @@ from specserve.api.http.structured import (
     Schema,
     StructuredOutputs,
 )
+from specserve.api.http.tool_bodies import (
+    ELSEWHERE as TOOLS_ELSEWHERE,
+)
+from specserve.api.http.tool_bodies import (
+    OF_CHATS,
+    CallBody,
+    CalledFunction,
+    FunctionBody,
+    ToolBody,
+)
 from specserve.api.http.wrong_fields import unknown, wrong_field
 from specserve.errors import InvalidField
 
@@ -28,9 +38,6 @@ _AS_IT_IS: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "use_beam_search": False,
     "length_penalty": 1,
-    "tool_choice": "none",
-    "tools": [],
-    "parallel_tool_calls": True,
     "modalities": ["text"],
 }
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
@@ -111,11 +118,13 @@ class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. `name` is accepted and has no meaning, and so is the type of a text."""
+    """One turn. The type of a text is accepted and has no meaning, as `name` but for a tool's."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     type: Literal["text"] = "text"  # lm-evaluation-harness writes it
 
     def text(self, where: str) -> str:
@@ -155,6 +164,9 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +180,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
 
 
@@ -182,6 +195,8 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 # What fields with fields of their own may have; a body's other ones know it by themselves.
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "messages": Message, "messages.content": _TextPart, "stream_options": StreamOptions,
+    "messages.tool_calls": CallBody, "messages.tool_calls.function": CalledFunction,
+    "tools": ToolBody, "tools.function": FunctionBody,
     "response_format": ResponseFormat, "response_format.json_schema": JsonSchema,
     "structured_outputs": StructuredOutputs,
 }  # fmt: skip
@@ -274,6 +289,10 @@ def _unknown_problem(name: str, kind: type[Body]) -> str:
     if name in _AS_IT_IS:
         only = msgspec.json.encode(_AS_IT_IS[name]).decode()
         return f"is not served here; leave it out, or send {only} (launch --lenient ignores it)"
+    if name in OF_CHATS:
+        if kind is not ChatBody:
+            return f"is no field of {kind.noun}; POST /v1/chat/completions has tools"
+        return f"is no field of {kind.noun} here; send {TOOLS_ELSEWHERE[name]}"
     if name in ELSEWHERE and issubclass(kind, _Body):
         return f"is no field of {kind.noun} here; send {ELSEWHERE[name]}"
     problem = unknown(name, kind.noun, list(kind.__struct_fields__))
