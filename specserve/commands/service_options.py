@@ -80,6 +80,8 @@ _VALUE_FLAGS = (
      "spans of requests go to this OTLP collector, over HTTP; needs specserve[otel]"),
     ("--generation-config", "model.generation_config", "auto|none",
      "whether the model's own file says what unset sampling parameters are (default auto)"),
+    ("--tool-call-parser", "model.tool_call_parser", "FORMAT",
+     "of tool calls: hermes or llama3_json (default auto: as the chat template has them)"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
     ("--kv-dtype", "engine.kv_dtype", "DTYPE",
      "of keys and values (default: bfloat16 with --dtype bfloat16, else what is computed in)"),

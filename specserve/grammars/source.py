@@ -19,7 +19,7 @@ MAX_STATES = 50_000  # of its lexer, of 1 to 2 KiB
 _MAX_PROBLEM_CHARS = 300
 # As Python's json writes it, and therefore most of what models have read. Blanks of any number are
 # what a model that knows nothing to say goes on with.
-_JSON_STYLE: "JsonCompileOptions" = {
+JSON_STYLE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -36,7 +36,7 @@ def source_of(grammar: Grammar) -> str:
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
+            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(text)
         case GrammarKind.GRAMMAR:

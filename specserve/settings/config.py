@@ -57,6 +57,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
     # neutral values for the rest | none: those for all.
     generation_config: str = "auto"
+    # How the model writes tool calls: auto, as its chat template has them | hermes | llama3_json.
+    tool_call_parser: str = "auto"
     ballast: str | None = None  # e.g. "60M": pad the target to this cost; it says the same
     # Tokens, prompt and answer; None: the model's own.
     max_model_len: Annotated[int, Meta(ge=2)] | None = None

@@ -17,6 +17,16 @@ from specserve.api.http.structured import (
     Schema,
     StructuredOutputs,
 )
+from specserve.api.http.tool_bodies import (
+    ELSEWHERE as TOOLS_ELSEWHERE,
+)
+from specserve.api.http.tool_bodies import (
+    OF_CHATS,
+    CallBody,
+    CalledFunction,
+    FunctionBody,
+    ToolBody,
+)
 from specserve.api.http.wrong_fields import unknown, wrong_field
 from specserve.errors import InvalidField
 
@@ -29,9 +39,6 @@ _AS_IT_IS: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "use_beam_search": False,
     "length_penalty": 1,
-    "tool_choice": "none",
-    "tools": [],
-    "parallel_tool_calls": True,
     "modalities": ["text"],
 }
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
@@ -118,11 +125,13 @@ class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. `name` is accepted and has no meaning, and so is the type of a text."""
+    """One turn. The type of a text is accepted and has no meaning, as `name` but for a tool's."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     type: Literal["text"] = "text"  # lm-evaluation-harness writes it
 
     def text(self, where: str) -> str:
@@ -162,6 +171,9 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class TokenizeBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,6 +187,7 @@ class TokenizeBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
 
 
@@ -189,6 +202,9 @@ class DetokenizeBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 # What fields with fields of their own may have; a body's other ones know it by themselves.
 _PARTS: _Parts = {
     "messages": Message.__struct_fields__, "messages.content": _TextPart.__struct_fields__,
+    "messages.tool_calls": CallBody.__struct_fields__,
+    "messages.tool_calls.function": CalledFunction.__struct_fields__,
+    "tools": ToolBody.__struct_fields__, "tools.function": FunctionBody.__struct_fields__,
     "stream_options": StreamOptions.__struct_fields__,
     "response_format": ResponseFormat.__struct_fields__,
     "response_format.json_schema": JsonSchema.__struct_fields__,
@@ -307,5 +323,9 @@ def _unknown_problem(name: str, kind: type[AnyBody], reading: Reading) -> str:
         return f"is not served here; leave it out, or send {only} (launch --lenient ignores it)"
     if name in reading.elsewhere:
         return f"is no field of {kind.noun} here; send {reading.elsewhere[name]}"
+    if name in OF_CHATS:
+        if kind is not ChatBody:
+            return f"is no field of {kind.noun}; POST /v1/chat/completions has tools"
+        return f"is no field of {kind.noun} here; send {TOOLS_ELSEWHERE[name]}"
     problem = unknown(name, kind.noun, list(kind.__struct_fields__))
     return f"{problem} (launch --lenient ignores unknown fields)"

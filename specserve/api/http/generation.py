@@ -139,8 +139,8 @@ class _Chunks:
                 index = self._gathered.index(call, event.sample_index)
                 opening = self._open(index)
                 self._gathered.add_delta(call, event)
-                piece = self._chunk(self._form.piece(self._gathered, index, event))
-                return [*opening, piece, *(self._close(index) if event.end else [])]
+                pieces = map(self._chunk, self._form.pieces(self._gathered, index, event))
+                return [*opening, *pieces, *(self._close(index) if event.end else [])]
             case Finished():
                 self._gathered.finish(call, event)
                 indices = [self._gathered.index(call, n) for n in range(self._num_samples)]

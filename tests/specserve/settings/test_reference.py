@@ -38,6 +38,7 @@ VALUES: dict[str, Any] = {
     "model.name": "mine",
     "model.dtype": "bfloat16",
     "model.generation_config": "none",
+    "model.tool_call_parser": "hermes",
     "model.ballast": "60M",
     "model.max_model_len": 100,
     "topology.topology": "1+1",

@@ -11,6 +11,7 @@ import msgspec
 
 from specserve.api.http.answers import Json
 from specserve.api.http.bodies import CHATS, AnyBody, SpecWishes, Stop
+from specserve.api.http.responses.functions import SentFunction
 from specserve.api.http.responses.items import KNOWN
 from specserve.api.http.structured import StructuredOutputs
 from specserve.errors import InvalidField, Unsupported
@@ -70,6 +71,9 @@ class ResponsesBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream_options: EventOptions | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     # From here on as of chats.
     top_k: int | None = None
     min_p: float | None = None
@@ -107,12 +111,12 @@ READING = CHATS._replace(
         "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
         "safety_identifier", "service_tier", "user",
     }),
-    as_it_is={
-        "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "truncation": "disabled",
-    },
+    as_it_is={"truncation": "disabled"},
     elsewhere={
         "context_management": "a shorter input, or raise max_model_len",
         "conversation": "previous_response_id",
+        "function_call": 'tool_choice: "auto", or {"type": "function", "name": ...}',
+        "functions": 'tools: [{"type": "function", "name": ...}]',
         "guided_choice": "structured_outputs",
         "guided_grammar": "structured_outputs",
         "guided_json": _SCHEMA,
@@ -130,7 +134,8 @@ READING = CHATS._replace(
     },
     nested=frozenset({"input", "stream_options"}),
     parts={
-        **KNOWN, "stream_options": EventOptions.__struct_fields__,
+        **KNOWN, "tools": SentFunction.__struct_fields__,
+        "stream_options": EventOptions.__struct_fields__,
         "structured_outputs": StructuredOutputs.__struct_fields__,
         "text": TextOptions.__struct_fields__, "text.format": TextFormat.__struct_fields__,
     },

@@ -18,13 +18,19 @@ from specserve.api.http.connection import Reply
 from specserve.api.http.endpoint import BodyEndpoint, within_traces
 from specserve.api.http.refusals import refusal_of
 from specserve.api.http.responses.body import READING, ResponsesBody, check_body
+from specserve.api.http.responses.functions import functions_of
 from specserve.api.http.responses.items import Item, read_input, with_ids_of_their_own
 from specserve.api.http.responses.kept import EventLog, Kept
 from specserve.api.http.responses.making import Background, keep_ended, made, written_of
 from specserve.api.http.responses.response import Response, begun
 from specserve.api.http.responses.series import Series
 from specserve.api.http.responses.store import Store, not_kept
-from specserve.api.http.responses.to_call import as_sent, call_of_response, largest_answer
+from specserve.api.http.responses.to_call import (
+    as_sent,
+    call_of_response,
+    largest_answer,
+    require_calls,
+)
 from specserve.api.keys import caller
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
@@ -59,11 +65,15 @@ class Responses(BodyEndpoint[ResponsesBody, Asked]):
         if not service.tokenizer.has_chat_template:
             problem = "the model has no chat template; send the text to /v1/completions"
             raise Unsupported(f"input: {problem}")
-        conversation = read_input(body.input)
+        functions, conversation = functions_of(body.tools), read_input(body.input)
+        num_before = 0
         if body.previous_response_id is not None:
             before = self._before(body.previous_response_id)
+            num_before = len(before)
             conversation = with_ids_of_their_own([*before, *conversation])
-        call = call_of_response(body, conversation, service.limits, service.sampling_defaults)
+        require_calls(conversation, num_before)
+        defaults = service.sampling_defaults
+        call = call_of_response(body, functions, conversation, service.limits, defaults)
         if (number := largest_answer(call, service.limits)) > MAX_OF_ANSWER:
             problem = (
                 f"the answer could have {number} log probabilities, top_logprobs + 1 for each of "

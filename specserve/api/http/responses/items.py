@@ -47,7 +47,28 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
         return "\n".join(filter(None, (part.text for part in self.content)))
 
 
-Item = MessageItem
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """A model's call of a function; `arguments` is JSON, unless the answer was cut."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str = "completed"
+
+
+class ResultItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+):
+    """What the call of this `call_id` has returned."""
+
+    id: str
+    call_id: str
+    output: str
+    status: str = "completed"
+
+
+Item = MessageItem | CallItem | ResultItem
 
 
 class _SentMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,8 +91,32 @@ class _SentText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     logprobs: list[Json] | None = None
 
 
+class _SentCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class _SentResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str | None = None
+    status: str | None = None
+
+
 # Field names within `input` that are known, by path; lenient services leave out what is not here.
-KNOWN = {"input": _SentMessage.__struct_fields__, "input.content": _SentText.__struct_fields__}
+KNOWN = {
+    "input": (
+        *_SentMessage.__struct_fields__, *_SentCall.__struct_fields__,
+        *_SentResult.__struct_fields__,
+    ),
+    "input.content": _SentText.__struct_fields__,
+    "input.output": _SentText.__struct_fields__,
+}  # fmt: skip
 _ROLES = ("user", "system", "developer", "assistant")
 # Kinds of items and parts that clients of OpenAI's send, and what to do here.
 _OTHER_ITEMS = {
@@ -135,6 +180,37 @@ def _read_message(sent: Json, where: str) -> MessageItem:
     return _message(given.role, content, _id_of(given.id, where))
 
 
+def _read_call(sent: Json, where: str) -> CallItem:
+    given = _converted(sent, _SentCall, where)
+    return CallItem(
+        id=_id_of(given.id, where) or new_item_id("fc"),
+        call_id=_call_id_of(given.call_id, where),
+        name=given.name,
+        arguments=given.arguments,
+    )
+
+
+def _read_result(sent: Json, where: str) -> ResultItem:
+    given = _converted(sent, _SentResult, where)
+    output = given.output
+    if not isinstance(output, str):
+        parts = enumerate(output)
+        said = [_text_of(part, InputText, f"{where}.output[{i}]") for i, part in parts]
+        output = "\n".join(filter(None, said))
+    return ResultItem(
+        id=_id_of(given.id, where) or new_item_id("fco"),
+        call_id=_call_id_of(given.call_id, where),
+        output=output,
+    )
+
+
+def _call_id_of(sent: str, where: str) -> str:
+    if not 1 <= len(sent) <= _MOST_ID_CHARS:
+        problem = f"has {len(sent)} characters; it must have 1 to {_MOST_ID_CHARS}"
+        raise InvalidField(f"{where}.call_id", problem)
+    return sent
+
+
 def _text_of(part: Json, kind: type[InputText | OutputText], where: str) -> str:
     wanted = "output_text" if kind is OutputText else "input_text"
     if (found := str(part.get("type"))) != wanted:
@@ -164,7 +240,11 @@ def _converted(sent: Json, kind: type[_Sent], where: str) -> _Sent:
         raise wrong_field(error, kind, sent, where) from error
 
 
-_READERS: dict[str, Callable[[Json, str], Item]] = {"message": _read_message}
+_READERS: dict[str, Callable[[Json, str], Item]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_result,
+}
 
 
 def encoded_items(items: Sequence[Item]) -> bytes:

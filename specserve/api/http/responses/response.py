@@ -20,6 +20,8 @@ RUNNING = "in_progress"
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 # What OpenAI calls the errors that its clients know; any other status is the server's.
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+# Which OpenAI's clients need of every function.
+_AS_A_FUNCTION: Json = {"description": None, "parameters": None, "strict": None}
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +41,13 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     model: str
     output: list[Item] = []
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
     temperature: float
     text: Json
-    tool_choice: str = "auto"
-    tools: list[Json] = []
+    tool_choice: str | Json
+    tools: list[Json]
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"
@@ -65,10 +67,13 @@ def begun(
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=model,
+        parallel_tool_calls=body.parallel_tool_calls,
         previous_response_id=body.previous_response_id,
         store=is_kept,
         temperature=call.sampling.temperature,
         text={"format": _format_of(body)},
+        tool_choice=body.tool_choice or "auto",
+        tools=[_AS_A_FUNCTION | each for each in body.tools],
         top_logprobs=body.top_logprobs or 0,
         top_p=call.sampling.top_p,
     )
