@@ -81,7 +81,7 @@ def test_a_background_stream_is_taken_up_again(client: OpenAI):
     assert text == client.responses.retrieve(created.response.id).output_text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def smollm2() -> Iterator[OpenAI]:
     launched = Launched("--target", "smollm2", "--speculation", "sync", "--max-model-len", "1024")
     try:

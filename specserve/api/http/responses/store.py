@@ -23,9 +23,9 @@ _NUMBER, _BYTES = "server.max_stored_responses", "server.stored_responses_memory
 def not_kept(name: str) -> str:
     """What is wrong with the name of a response that `Store.find` does not find."""
     return (
-        f"{name[:64]!r} is not kept here: another key's, deleted, made with store: false, or older "
-        "than server.stored_responses_ttl_s, server.max_stored_responses and "
-        "server.stored_responses_memory let it become"
+        f"{name[:64]!r} is not kept here: another key's, deleted, made with store: false, or gone "
+        "for its age (server.stored_responses_ttl_s) or for want of room "
+        f"({_NUMBER}, {_BYTES})"
     )
 
 
