@@ -5,7 +5,6 @@ A response is its tenant's. To anybody else there is none of that name, and what
 same whether there is.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -178,10 +177,9 @@ def _page(items: Sequence[Item], after: str | None, limit: int) -> Json:
 
 
 async def _ended(kept: Kept) -> None:
-    """End what makes it, and wait until it has."""
-    if kept.task is not None:
-        kept.task.cancel()
-        await asyncio.wait([kept.task])
+    """Once nothing makes it any more."""
+    if kept.stop is not None:
+        await kept.stop()
 
 
 class _Application:

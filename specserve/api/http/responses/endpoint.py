@@ -147,7 +147,7 @@ class Responses(BodyEndpoint[ResponsesBody, Asked]):
         kept = Kept(series, asked.conversation, log)
         await Background(self.service, call, series, self._store, tenant).start(kept)
         if log is None:
-            await reply.json(kept.shown())
+            await reply.json(await shown(kept, self.service.tokenizer))
         else:
             await follow(log, 0, reply)
 

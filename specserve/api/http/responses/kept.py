@@ -7,7 +7,7 @@ connects again.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -70,7 +70,8 @@ class Kept:
     def __init__(self, series: Series, conversation: Sequence[Item], log: EventLog | None) -> None:
         """`conversation`: what it answers, without its instructions; `log`: None if it has none."""
         self.log = log
-        self.task: asyncio.Task[None] | None = None  # that makes it, in the background
+        # Ends what makes it, in the background, and waits until that has ended.
+        self.stop: Callable[[], Awaitable[None]] | None = None
         self._series: Series | None = series
         self._num_asked = len(conversation)
         self._conversation: Sequence[Item] | bytes = conversation

@@ -52,6 +52,8 @@ class Background:
         self._service, self._call, self._series = service, call, series
         self._tokenizer = service.tokenizer
         self._store, self._tenant = store, tenant
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
 
     async def start(self, kept: Kept) -> None:
         """Return once the target has been asked, and go on. Raises what refuses the call.
@@ -59,13 +61,25 @@ class Background:
         Who is cancelled meanwhile has begun nothing.
         """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(kept, begun), name=kept.response_id)
-        kept.task = task
+        self._task = asyncio.create_task(self._run(kept, begun), name=kept.response_id)
+        kept.stop = self.stop
         try:
             await begun
         except asyncio.CancelledError:
-            task.cancel()
+            self._cancel()
             raise
+
+    async def stop(self) -> None:
+        """Cancel the response, unless it has ended, and return once it is kept as it has ended."""
+        self._cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _cancel(self) -> None:
+        """Once, and not while its end is written: whoever follows it is to hear of that."""
+        if self._task is not None and not self._is_stopped and not self._series.has_ended:
+            self._is_stopped = True
+            self._task.cancel()
 
     async def _run(self, kept: Kept, begun: asyncio.Future[None]) -> None:
         try:
@@ -88,6 +102,7 @@ class Background:
         if not self._series.has_ended:
             await self._log(kept, self._series.cancel())
         await keep_ended(self._store, self._tenant, kept, self._tokenizer)
+        kept.stop = None  # and with it go the pieces that it was made of
         if kept.log is not None:
             kept.log.end()
 
@@ -122,10 +137,10 @@ async def keep_ended(store: Store[Kept], tenant: str, kept: Kept, tokenizer: Tex
 
     It is in `store` already if it was made in the background.
     """
+    num_bytes = await tokenizer.off_loop(kept.end) if kept.is_large else kept.end()
     try:
         if not kept.is_background:
             store.add(tenant, kept.response_id, kept)
-        num_bytes = await tokenizer.off_loop(kept.end) if kept.is_large else kept.end()
         store.grow(tenant, kept.response_id, num_bytes)
     except Exhausted as error:
         store.drop(tenant, kept.response_id)

@@ -70,6 +70,11 @@ class _Shelf(Generic[Value]):
     def num_values(self) -> int:
         return len(self.running) + len(self.ended)
 
+    @property
+    def oldest_s(self) -> float | None:
+        """When what has ended first has; None: nothing has."""
+        return next((entry.ended_s for entry in self.ended.values()), None)
+
 
 class Store(Generic[Value]):
     """Use inside a running loop."""
@@ -140,10 +145,8 @@ class Store(Generic[Value]):
         """Drop what has had its time."""
         oldest_s = self._clock() - self._bounds.ttl_s
         for tenant, shelf in list(self._shelves.items()):
-            for name, entry in list(shelf.ended.items()):
-                if entry.ended_s is None or entry.ended_s > oldest_s:
-                    break
-                self.drop(tenant, name)
+            while (ended_s := shelf.oldest_s) is not None and ended_s <= oldest_s:
+                self.drop(tenant, next(iter(shelf.ended)))
 
     def _make_room(self, tenant: str, size: Callable[[_Shelf[Value]], int], setting: str) -> None:
         """Drop one value, of whoever has most of those that have as much as `tenant`.
@@ -169,7 +172,7 @@ class Store(Generic[Value]):
     def _expire_later(self) -> None:
         self._timer = None
         self.expire()
-        ended = [e.ended_s for s in self._shelves.values() for e in s.ended.values() if e.ended_s]
-        if ended:
+        found = (shelf.oldest_s for shelf in self._shelves.values())
+        if ended := [ended_s for ended_s in found if ended_s is not None]:
             left_s = max(min(ended) + self._bounds.ttl_s - self._clock(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(left_s, self._expire_later)

@@ -1,6 +1,7 @@
 """Responses in the background: asked for, followed from any event on, cancelled, ended once."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import BadRequestError, NotFoundError
@@ -89,6 +90,23 @@ def test_a_deleted_one_is_ended_and_gone(client, slow, streams):
     for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
         with pytest.raises(NotFoundError, match="is not kept here"):
             ask(response_id)
+
+
+def test_many_may_end_it_at_once(client, slow):
+    """Those that cancel it get what it was by then, those that delete it find it or do not."""
+    found = client.responses.create(model="scripted", input="fox", background=True, stream=True)
+    response_id = next(found).response.id
+    path = f"/v1/responses/{response_id}"
+    ways = [("POST", f"{path}/cancel"), ("DELETE", path)] * 4
+    with ThreadPoolExecutor(len(ways)) as pool:
+        answers = list(pool.map(lambda way: send(slow.url, *way), ways))
+    assert {answer.status for answer in answers} <= {200, 404}
+    cancelled = [each.body for each in answers if each.body.get("status")]
+    assert all(each == cancelled[0] and each["status"] == "cancelled" for each in cancelled)
+    assert [event.type for event in found][-1] == "response.incomplete"
+    assert send(slow.url, "GET", path).status == 404
+    assert slow.service.hub.num_in_flight == 0
+    assert len(slow.target.received(Abort)) == 1
 
 
 def test_its_events_are_read_again_from_any_of_them_on(ask, client, slow):
