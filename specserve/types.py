@@ -82,6 +82,7 @@ class GrammarKind(enum.StrEnum):
     REGEX = "regex"  # of Rust's crate: without looking around and back
     GRAMMAR = "grammar"  # Lark's EBNF, or llama.cpp's GBNF
     CHOICE = "choice"  # a JSON list of texts
+    STRUCTURAL_TAG = "structural_tag"  # text with parts that keep to schemas, as vLLM has it
 
 
 class Grammar(msgspec.Struct, frozen=True):

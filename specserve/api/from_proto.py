@@ -110,8 +110,8 @@ def _grammar_of(request: pb.GenerateRequest) -> Grammar | None:
     wanted = request.structured_output
     match form := wanted.WhichOneof("form"):
         case None:
-            problem = "is empty; send one of json_object, json_schema, regex, grammar, choice"
-            raise InvalidField("structured_output", problem)
+            forms = "json_object, json_schema, regex, grammar, choice, structural_tag"
+            raise InvalidField("structured_output", f"is empty; send one of {forms}")
         case "json_object":
             field = "structured_output.json_object"
             if not wanted.json_object:

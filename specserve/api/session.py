@@ -156,7 +156,7 @@ class Session:
         if use is None:
             return SampleText(index, sampling, self._tokenizer.detokenizer(shows_special=shows))
         calling = self._tokenizer.tool_calling
-        marks = calling.mark_ids.values()  # which some tokenizers call special
+        marks = calling.mark_ids
         detokenizer = self._tokenizer.detokenizer(shows_special=shows, shown_ids=marks)
         return SampleText(index, sampling, detokenizer, calling.parser(use))
 
@@ -186,14 +186,15 @@ class Session:
         return msgspec.structs.replace(request, cache_salt=salt_of(self._tenant, call.cache_salt))
 
     async def _checked_grammar(self) -> Grammar | None:
-        """Of the answer; where something has to be called, calls are all of it."""
-        grammar, use = self._call.grammar, self._call.tools
-        forced = None if use is None else self._tokenizer.tool_calling.grammar(use)
-        if use is not None and forced is not None:
-            await check_calls(forced, use, self._grammars.check)
-            return forced
+        """What the answer has to be. Raises InvalidField, Unsupported."""
+        wanted, use = self._call.grammar, self._call.tools
+        if use is None:
+            if wanted is not None:
+                await self._grammars.check(wanted)
+            return wanted
+        grammar = self._tokenizer.tool_calling.grammar(use, wanted)
         if grammar is not None:
-            await self._grammars.check(grammar)
+            await check_calls(grammar, use, wanted, self._grammars.check)
         return grammar
 
     def _read_round(self, opened: OpenRequest, deltas: list[SampleDelta]) -> Iterator[Event]:

@@ -130,9 +130,17 @@ def tool_calls_of(calls: list[Json] | None, role: str, where: str) -> tuple[Tool
         call = _read(fields, CallBody, f"{where}.tool_calls[{index}]")
         arguments = call.function.arguments
         if isinstance(arguments, dict):
-            arguments = msgspec.json.encode(arguments).decode()
+            field = f"{where}.tool_calls[{index}].function.arguments"
+            arguments = _as_text(arguments, field)
         found.append(ToolCall(call.id, call.function.name, arguments))
     return tuple(found)
+
+
+def _as_text(arguments: Json, field: str) -> str:
+    try:
+        return msgspec.json.encode(arguments).decode()
+    except RecursionError as error:
+        raise InvalidField(field, "is nested too deeply; send it as JSON in a text") from error
 
 
 def _read(fields: Json, kind: type[_Part], where: str) -> _Part:

@@ -1,11 +1,11 @@
 # pyright: strict
 """How one model is told of functions and how it calls them: what its chat template says of that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from specserve.api.call import ChatMessage
 from specserve.api.tools.formats import AUTO, FORMATS, HERMES, ToolCallFormat, format_taught_by
-from specserve.api.tools.grammar import forced_calls
+from specserve.api.tools.grammar import grammar_of
 from specserve.api.tools.parser import ToolCallParser, parser_of
 from specserve.api.tools.tool import Tool, ToolUse
 from specserve.api.tools.turns import Turn, turns_in_words, turns_with_calls
@@ -38,9 +38,9 @@ class ToolCalling:
         self._form = taught if wish == AUTO else FORMATS[wish]
         self._is_wished = wish != AUTO
         marks = () if self._form is None else (self._form.opening, self._form.closing)
-        found = {mark: token_id_of(mark) for mark in marks if mark}
-        # Of marks that are a token each.
-        self.mark_ids: Mapping[str, int] = {m: n for m, n in found.items() if n is not None}
+        found = [token_id_of(mark) for mark in marks if mark]
+        # Of marks that are a token each, which some tokenizers call special.
+        self.mark_ids = frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def form(self) -> ToolCallFormat:
@@ -70,9 +70,9 @@ class ToolCalling:
         """For one sample. Raises Unsupported as `form` does."""
         return parser_of(self.form, use)
 
-    def grammar(self, use: ToolUse) -> Grammar | None:
-        """What answers have to be; None: anything. Raises Unsupported as `form` does."""
-        return forced_calls(self.form, use, self.mark_ids) if use.is_required else None
+    def grammar(self, use: ToolUse, wanted: Grammar | None) -> Grammar | None:
+        """As `grammar_of` has it. Raises Unsupported as `form` does, too."""
+        return grammar_of(self.form, use, wanted)
 
 
 def _has_calls(message: ChatMessage) -> bool:

@@ -8,7 +8,7 @@ What passes may still have a schema that no grammar can be made of, which
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from specserve.errors import InvalidField
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 128
 MAX_SCHEMA_CHARS = 64 * 1024  # of one function's parameters, as JSON
+MAX_SCHEMA_DEPTH = 100  # objects and lists within each other
 _OFFERS = 'send tools: [{"type": "function", "function": {"name": ...}}], or leave it out'
 
 
@@ -168,6 +169,9 @@ def _check_parameters(tool: Tool) -> None:
     if tool.parameters is None:
         return
     field = f"{tool.field}.parameters"
+    if _is_deeper(tool.parameters, MAX_SCHEMA_DEPTH):
+        problem = f"is nested more than {MAX_SCHEMA_DEPTH} deep; use $ref and $defs"
+        raise InvalidField(field, problem)
     num_chars = len(msgspec.json.encode(tool.parameters))
     if num_chars > MAX_SCHEMA_CHARS:
         problem = f"has {num_chars} bytes as JSON; the limit is {MAX_SCHEMA_CHARS}"
@@ -177,3 +181,11 @@ def _check_parameters(tool: Tool) -> None:
         shown = msgspec.json.encode(kind).decode()[:64]
         problem = f'is {shown}; arguments are an object: send "type": "object" with properties'
         raise InvalidField(f"{field}.type", problem)
+
+
+def _is_deeper(value: Any, limit: int) -> bool:  # noqa: ANN401 - what JSON holds
+    if not isinstance(value, dict | list):
+        return False
+    parts = cast("dict[str, Any] | list[Any]", value)
+    within = parts.values() if isinstance(parts, dict) else parts
+    return limit == 0 or any(_is_deeper(each, limit - 1) for each in within)

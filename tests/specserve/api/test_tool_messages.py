@@ -69,7 +69,7 @@ def test_what_must_be_called_is_forced(rig):
         for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
             client.generate(ASK, tools=TOOLS, tool_choice=choice)
             grammar = submitted(rig).grammar
-            assert (grammar.kind, grammar.field) == (GrammarKind.GRAMMAR, "tools")
+            assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "tools")
             assert [name for name in ("weather", "now") if f'"{name}\\"' in grammar.text] == names
         client.generate(ASK, tools=TOOLS, tool_choice="none")
         assert submitted(rig).grammar is None
@@ -78,7 +78,9 @@ def test_what_must_be_called_is_forced(rig):
             InvalidField, match=r"^tools: cannot be used|^tools\[1\].parameters: .*st"
         ):
             client.generate(ASK, tools=[OURS[0], odd], tool_choice="required")
-        with pytest.raises(InvalidField, match=r"tool_choice.function.name: 'nobody' is none of to"):
+        with pytest.raises(
+            InvalidField, match=r"tool_choice.function.name: 'nobody' is none of to"
+        ):
             client.generate(ASK, tools=TOOLS, tool_choice={"function": {"name": "nobody"}})
         with pytest.raises(InvalidField, match=r"tools\[1\].name: is no field of"):
             client.generate(ASK, tools=[*TOOLS[:1], {"name": "f"}])

@@ -157,14 +157,14 @@ def test_what_must_be_called_is_forced(rig, client: OpenAI):
     for choice, rules in (("required", {"weather", "now"}), (named, {"now"})):
         client.chat.completions.create(**ASK, tool_choice=choice)
         grammar = submitted(rig).grammar
-        assert (grammar.kind, grammar.field) == (GrammarKind.GRAMMAR, "tools")
+        assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "tools")
         assert set(re.findall(r'\\"name\\": \\"(\w+)\\"', grammar.text)) == rules
-        assert ("call (" in grammar.text) == (choice == "required")
+        assert ('"stop_after_first": false' in grammar.text) == (choice == "required")
     client.chat.completions.create(**ASK, tool_choice="required", parallel_tool_calls=False)
-    assert "call (" not in submitted(rig).grammar.text
+    assert '"stop_after_first": true' in submitted(rig).grammar.text
     form = {"type": "json_object"}  # of which nothing is left where all of an answer is calls
     client.chat.completions.create(**ASK, tool_choice="required", response_format=form)
-    assert submitted(rig).grammar.kind is GrammarKind.GRAMMAR
+    assert submitted(rig).grammar.kind is GrammarKind.STRUCTURAL_TAG
 
 
 def test_calls_come_back_with_what_they_returned(rig, client: OpenAI):

@@ -14,6 +14,13 @@ def named(**fields: object) -> Tool:
     return Tool(**{"name": "f", "field": "tools[0].function"} | fields)  # type: ignore[arg-type]
 
 
+def nested(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 def test_who_may_be_called_and_must():
     assert tool_use([F, G]) == ToolUse(tools=(F, G))
     assert tool_use([F], choice="auto") == ToolUse(tools=(F,))
@@ -39,6 +46,7 @@ REFUSED = [
     ([named(name=" f")], {}, "without blanks around it"),
     ([named(parameters={"type": "array"})], {}, 'parameters.type: is "array"; arguments are an ob'),
     ([named(parameters={"enum": ["x" * 2**16]})], {}, r"function.parameters: has 655\d\d bytes as"),
+    ([named(parameters=nested(100))], {}, "parameters: is nested more than 100 deep; use"),
     ([named(field=f"tools[{i}]") for i in range(MAX_TOOLS + 1)], {}, "tools: has 129 entries; the"),
 ]
 
