@@ -61,7 +61,7 @@ class Sources:
         """By the last part of what is called."""
         found: dict[str, list[Call]] = defaultdict(list)
         for module, tree in self.trees.items():
-            for place in _expressions(tree, module, ()):
+            for place in _expressions(tree, module):
                 if isinstance(place.node, ast.Call) and (name := _last_name(place.node.func)):
                     found[name].append(Call(place.node, place))
         return found
@@ -146,12 +146,15 @@ class Sources:
         return found or ([place.other(usual[name])] if name in usual else [])
 
 
-def _expressions(node: ast.AST, module: str, scopes: tuple[Scope, ...]) -> Iterator[Place]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            yield Place(child, module, scopes)
-        within = (*scopes, child) if isinstance(child, Scope) else scopes
-        yield from _expressions(child, module, within)
+def _expressions(tree: ast.AST, module: str) -> Iterator[Place]:
+    """All of a module, in no order."""
+    waiting: list[tuple[ast.AST, tuple[Scope, ...]]] = [(tree, ())]
+    while waiting:
+        node, scopes = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                yield Place(child, module, scopes)
+            waiting.append((child, (*scopes, child) if isinstance(child, Scope) else scopes))
 
 
 def _last_name(node: ast.expr) -> str:

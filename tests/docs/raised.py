@@ -130,6 +130,8 @@ def _named_values(node: ast.Assign) -> Iterator[tuple[str, int]]:
         else [(target, node.value)]
     )
     for name, value in pairs:
-        if isinstance(name, ast.Name) and isinstance(value, ast.Constant):
-            if isinstance(value.value, int):
-                yield name.id, value.value
+        match name, value:
+            case ast.Name(id=found), ast.Constant(value=int() as code):
+                yield found, code
+            case _:
+                pass
