@@ -52,7 +52,7 @@ def ask_with_tools(model: Any) -> None:  # noqa: ANN401 - the library's types ar
     say("bind_tools, any", call.tool_calls)
     (made,) = call.tool_calls
     returned = ToolMessage(get_weather.invoke(made["args"]), tool_call_id=made["id"])
-    say("what it returned", repr(free.invoke([question, call, returned]).content))
+    say("what it returned", repr(model.invoke([question, call, returned]).content))
 
 
 def ask_for_structure(model: Any) -> None:  # noqa: ANN401

@@ -117,7 +117,7 @@ def main() -> None:
             message.model_dump(exclude_none=True),
             {"role": "tool", "tool_call_id": call.id, "content": "18 degrees, rain"},
         ]
-        asking.whole("what it returned", [*weather, *returned])
+        asking.whole("what it returned", [*weather, *returned], tool_choice="none")
         asking.parsed()
         nobody = {"type": "function", "function": {"name": "GetMoney"}}
         asking.refused("a function that was not offered", tool_choice=nobody)
