@@ -27,6 +27,7 @@ _OF_COMMANDS = (
 )  # fmt: skip
 # Where errors are only passed on in other words.
 _PASSED_ON = frozenset({"specserve/errors.py"})
+_RETOLD = frozenset({"specserve/api/http/refusals.py"})  # with the status that the error has
 
 
 class Family(NamedTuple):
@@ -64,7 +65,7 @@ def families() -> dict[Family, list[str]]:
     """Where each is raised."""
     found: dict[Family, list[str]] = {}
     for call, code, is_field in _raised():
-        if call.at.module in _PASSED_ON:
+        if call.at.module in _PASSED_ON or (code == f"HTTP {GAP}" and call.at.module in _RETOLD):
             continue
         for text in sources().texts(call.at.other(_told_by(call))):
             family = Family(code, text if is_field else beginning(text), call.at.module)
