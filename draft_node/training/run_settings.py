@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from draft_node.training.chats.store import data_digest
 from draft_node.training.checkpoint import unusable
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import text_digest
@@ -19,13 +20,13 @@ _MAY_CHANGE = (
     "restart", "parent_pid", "fuse_with", "processes", "process", "meeting", "words",
     "keep_outputs",
 )  # fmt: skip
-_TEXT = "text_digest"
+_TEXT, _DATA = "text_digest", "data_digest"
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     """All that makes the run what it is, as it is read from JSON again.
 
-    Raises InvalidField if --init or --text cannot be read.
+    Raises InvalidField if --init, --text or --data cannot be read.
     """
     settings = {
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
@@ -33,6 +34,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     settings["target"] = weights_digest(arguments.target)
     settings["init"] = digest_of_initial(arguments)
     settings[_TEXT] = None if arguments.text is None else text_digest(arguments.text)
+    chats: Path | None = getattr(arguments, "data", None)
+    settings[_DATA] = None if chats is None else data_digest(chats)
     return settings
 
 
@@ -49,9 +52,10 @@ def refuse_changes(folder: Path, settings: Mapping[str, object], out: Path) -> N
             before = str(Path(before).resolve())  # which it kept as it was typed
         if before == value:
             continue
-        if name == _TEXT:
-            text = f"{settings['text']}: {run}, was begun with other text in it"
-            raise InvalidField("--text", f"{text}; --restart begins anew")
+        if name in (_TEXT, _DATA):
+            kind = name.removesuffix("_digest")
+            problem = f"{settings[kind]}: {run}, was begun with other {kind} in it"
+            raise InvalidField(f"--{kind}", f"{problem}; --restart begins anew")
         flag = f"--{name.replace('_', '-')}"
         raise InvalidField(flag, f"{run}, has another value; --restart forgets it")
 
