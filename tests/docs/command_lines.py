@@ -30,12 +30,14 @@ OF_OTHERS = {
     "smg": "is run by `python -m bench.clients.gateway`, whose transcript is in the results",
     "on_device.sh": "hands what it is given to bench.gpu",
 }
+# Words that stand for what a reader has.
+_STAND_FOR = {"MODEL": "tiny", "N": "3", "HOST:PORT": "127.0.0.1:7411"}
 _EXTRA = re.compile(r"^(?:specserve|\.)\[(\w+)\]$")
 
 
 def problem(command: Command) -> str | None:
     """What is wrong with it; None: nothing."""
-    program, *words = command.words
+    program, *words = (_STAND_FOR.get(word, word) for word in command.words)
     name = program.rpartition("/")[2]
     check = _CHECKS.get(name)
     if check is None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specserve.api.http.refusals import _STATUSES as HTTP_STATUSES
 from specserve.errors import SpecserveError
+from tests.docs.literal_texts import GAP
 from tests.docs.raised import ROOT, Family, classes, families
 
 PAGE = ROOT / "docs" / "errors.md"
@@ -127,6 +128,8 @@ def _told_as(codes: set[str], *, is_of_commands: bool) -> str:
         exits = {2 if code in _OF_COMMANDS else 1 for code in codes}
         return ", ".join(f"exit {code}" for code in sorted(exits))
     shown = {code: f"{code} {_http(code)}".strip() for code in codes}
+    if (some := f"HTTP {GAP}") in shown:
+        shown[some] = "a status of HTTP's"
     return ", ".join(shown[code] for code in sorted(codes))
 
 

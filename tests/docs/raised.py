@@ -27,6 +27,7 @@ _OF_COMMANDS = (
 )  # fmt: skip
 # Where errors are only passed on in other words.
 _PASSED_ON = frozenset({"specserve/errors.py"})
+_RETOLD = frozenset({"specserve/api/http/refusals.py"})  # with the status that the error has
 
 
 class Family(NamedTuple):
@@ -54,41 +55,46 @@ def classes() -> dict[str, type[SpecserveError]]:
 
 
 @cache
+def sources() -> Sources:
+    """All modules of the product."""
+    return Sources(ROOT, PRODUCT)
+
+
+@cache
 def families() -> dict[Family, list[str]]:
     """Where each is raised."""
-    sources = Sources(ROOT, PRODUCT)
     found: dict[Family, list[str]] = {}
-    for call, code, is_field in _raised(sources):
-        if call.at.module in _PASSED_ON:
+    for call, code, is_field in _raised():
+        if call.at.module in _PASSED_ON or (code == f"HTTP {GAP}" and call.at.module in _RETOLD):
             continue
-        for text in sources.texts(call.at.other(_told_by(call))):
+        for text in sources().texts(call.at.other(_told_by(call))):
             family = Family(code, text if is_field else beginning(text), call.at.module)
             found.setdefault(family, []).append(f"{call.at.module}:{call.node.lineno}")
     return found
 
 
-def _raised(sources: Sources) -> Iterator[tuple[Call, str, bool]]:
+def _raised() -> Iterator[tuple[Call, str, bool]]:
     """Calls that make an error, its status, and whether they name a field first."""
-    for name, kind in (classes() | _subclasses(sources)).items():
-        for call in sources.calls.get(name, []):
+    for name, kind in (classes() | _subclasses()).items():
+        for call in sources().calls.get(name, []):
             if call.node.args:  # else it is raised again, or made of nothing
                 yield call, kind.code, issubclass(kind, InvalidField)
-    for call in sources.calls.get(_REFUSAL, []):
+    for call in sources().calls.get(_REFUSAL, []):
         named = {each.arg: each.value for each in call.node.keywords}
-        status = sources.texts(call.at.other(named["code"])) if "code" in named else {"500"}
+        status = sources().texts(call.at.other(named["code"])) if "code" in named else {"500"}
         yield call, f"HTTP {min(status)}", False
-    for call in sources.calls.get(_ENDING, []):
+    for call in sources().calls.get(_ENDING, []):
         if len(call.node.args) > 1:
             yield call, "UNAVAILABLE", False
 
 
-def _subclasses(sources: Sources) -> dict[str, type[SpecserveError]]:
+def _subclasses() -> dict[str, type[SpecserveError]]:
     """Classes elsewhere that say the same as one of the house's."""
     known = classes()
     return {
         node.name: known[base.id]
-        for tree in sources.trees.values()
-        for node in ast.walk(tree)
+        for tree in sources().trees.values()
+        for node in tree.body
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if isinstance(base, ast.Name) and base.id in known and node.name not in known
@@ -113,7 +119,7 @@ def beginning(text: str) -> str:
 def exit_codes() -> dict[int, list[str]]:
     """Exit codes that are constants of the code, and where."""
     found: dict[int, list[str]] = {}
-    for module, tree in Sources(ROOT, PRODUCT).trees.items():
+    for module, tree in sources().trees.items():
         for node in tree.body:
             if isinstance(node, ast.Assign):
                 for name, value in _named_values(node):

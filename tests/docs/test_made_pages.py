@@ -6,6 +6,7 @@ import msgspec
 
 from specserve.api.http.bodies import ChatBody, CompletionBody
 from specserve.errors import SpecserveError
+from target_node.sampler import Fault
 from tests.docs import api_page, errors_page, grpc_reference, http_reference, raised
 from tests.docs.literal_texts import GAP, Sources
 from tests.docs.struct_fields import comments_of, fields_of
@@ -53,6 +54,11 @@ def test_every_class_and_status_is_on_the_page():
             assert f"`{name}`" in row
     for name in ("UNIMPLEMENTED", *errors_page.HTTP_STATUSES):
         assert f"`{name}`" in text
+
+
+def test_what_the_target_tells_of_a_row_is_on_the_page():
+    text = errors_page.read()
+    assert [fault for fault in Fault if f"`{fault.value.partition(';')[0]}`" not in text] == []
 
 
 def test_every_exit_code_is_on_the_page():
