@@ -30,6 +30,12 @@ def _langchain(setting: Setting) -> list[Command]:
     return [Command(("python", script, f"{setting.url}/v1", str(setting.num_tokens)))]
 
 
+def _responses(setting: Setting) -> list[Command]:
+    """Of /v1/responses: whole, streamed, kept, in the background, with functions."""
+    script = str(_FOLDER / "ask_responses.py")
+    return [Command(("python", script, f"{setting.url}/v1", str(setting.num_tokens)))]
+
+
 def _reflection(setting: Setting) -> list[Command]:
     """Every service and method, a call of each kind."""
     script = str(_FOLDER / "ask_reflection.py")
@@ -58,6 +64,14 @@ LANGCHAIN = KnownClient(
     install="pip install langchain-openai",
     commands=_langchain,
     expects="strict, streamed: Country(",
+)
+
+RESPONSES = KnownClient(
+    name="responses",
+    package="openai",
+    install="pip install openai",
+    commands=_responses,
+    expects="deleted",  # the last thing that it does
 )
 
 REFLECTION = KnownClient(

@@ -113,6 +113,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_cert: Text | None = None  # PEM files; None: no TLS
     tls_key: Text | None = None
     lenient: bool = False  # unknown fields of HTTP bodies are left out with a warning, not refused
+    # Responses of /v1/responses that can be asked for again, of all keys together; 0: none.
+    max_stored_responses: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
+    stored_responses_memory: Text = "256MiB"  # of them together
+    stored_responses_ttl_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)] = 3600.0  # since their end
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     # That probes say "draining" before new requests are refused: for balancers to look away.

@@ -164,6 +164,7 @@ def _check_wishes(config: Config, topology: Topology) -> None:
     _check_model_names(config.model)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
+    parse_bytes(config.server.stored_responses_memory, "server.stored_responses_memory")
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
