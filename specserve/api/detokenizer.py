@@ -6,7 +6,7 @@ are decoded incrementally. Cost per token is one dictionary look-up, however lon
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -56,9 +56,19 @@ class TokenBytes:
 class Detokenizer:
     """The text of one sample. Pieces concatenate to the tokenizer's decode of all tokens."""
 
-    def __init__(self, token_bytes: TokenBytes, *, shows_special: bool = False) -> None:
-        """`shows_special`: special tokens are in the text, by their names."""
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        *,
+        shows_special: bool = False,
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        """`shows_special`: special tokens are in the text, by their names; else `shown_ids` are."""
         self._bytes_of = token_bytes.shown if shows_special else token_bytes.__getitem__
+        if shown_ids and not shows_special:
+            self._bytes_of = lambda token_id: (
+                token_bytes.shown(token_id) if token_id in shown_ids else token_bytes[token_id]
+            )
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -35,6 +35,8 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--pipeline-parallel-size": "there is tensor parallelism: type --topology T+0",
     "--data-parallel-size": "start several services, each with a --port of its own",
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
+    "--enable-auto-tool-choice": "leave it out: tools are served",
+    "--chat-template": "put chat_template.jinja into the model's folder: it is read there",
     "--tokenizer": "leave it out: the tokenizer comes with the target",
     "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",
     "--allowed-origins": "type --allowed-hosts NAME: whose pages may ask without keys; no CORS",

@@ -55,6 +55,11 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "miss_policy": ("auto", "skip", "ngram", "local_draft", "draft_now"),
 }
 
+_MODEL_NAMES = {  # the same of [model]
+    "generation_config": ("auto", "none"),
+    "tool_call_parser": ("auto", "hermes", "llama3_json"),
+}
+_SGLANG = {"qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json"}  # its parsers' names
 _RENAMED = {"draft_here": "local_draft"}
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
@@ -156,18 +161,22 @@ def _check_wishes(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     _check_names(config.speculation)
     _check_policy(config.speculation)
-    _check_generation_config(config.model.generation_config)
+    _check_model_names(config.model)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
+    parse_bytes(config.server.stored_responses_memory, "server.stored_responses_memory")
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
         raise InvalidField("telemetry.log_level", f"{level!r} is not known ({known})")
 
 
-def _check_generation_config(wish: str) -> None:
-    if wish not in ("auto", "none"):
-        raise InvalidField("model.generation_config", f"{wish!r} is not known (auto, none)")
+def _check_model_names(model: ModelConfig) -> None:
+    for key, names in _MODEL_NAMES.items():
+        wish: str = getattr(model, key)
+        if wish not in names:
+            meant = f"; type {_SGLANG[wish]} for it" if wish in _SGLANG else ""
+            raise InvalidField(f"model.{key}", f"{wish!r} is not known ({', '.join(names)}){meant}")
 
 
 def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:

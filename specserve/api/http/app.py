@@ -17,13 +17,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
 from specserve.api.figure_names import renamed
-from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from specserve.api.http.bodies import PLAIN, DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread, warning_of
 from specserve.api.http.generation import ChatCompletions, Completions
 from specserve.api.http.guard import KeyRequired, KnownHostRequired
 from specserve.api.http.hosts import KnownHosts
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
+from specserve.api.http.responses.asked_again import AskedAgain
+from specserve.api.http.responses.endpoint import Responses
+from specserve.api.http.responses.kept import Kept
+from specserve.api.http.responses.store import Store, bounds_of
 from specserve.api.http.to_calls import chat_options, messages_of
 from specserve.api.http.wrong_paths import WrongPaths
 from specserve.api.live_status import live_status
@@ -55,9 +59,15 @@ class _Paths:
 
     def app(self) -> Starlette:
         service, lenient = self._service, self._is_lenient
+        kept = Store[Kept](bounds_of(service.config.server))
+        again = AskedAgain(kept, service.tokenizer)
         routes = [
             _posts("/v1/completions", Completions(service, is_lenient=lenient)),
             _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
+            _posts("/v1/responses", Responses(service, kept, is_lenient=lenient)),
+            Route("/v1/responses/{response_id}", again.one(), methods=["GET", "DELETE"]),
+            _posts("/v1/responses/{response_id}/cancel", again.cancel()),
+            Route("/v1/responses/{response_id}/input_items", again.input_items(), methods=["GET"]),
             _answers("/v1/models", self.models),
             _answers("/v1/models/{name:path}", self.model),
             _answers("/tokenize", self.tokenize, "POST"),
@@ -102,7 +112,8 @@ class _Paths:
 
     async def tokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, ignored = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
+        lenient = self._is_lenient
+        body, ignored = read_body(content, TokenizeBody, is_lenient=lenient, reading=PLAIN)
         self._require(body.model)
         tokenizer = self._service.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -127,7 +138,8 @@ class _Paths:
 
     async def detokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, ignored = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
+        lenient = self._is_lenient
+        body, ignored = read_body(content, DetokenizeBody, is_lenient=lenient, reading=PLAIN)
         self._require(body.model)
         check_token_ids("tokens", body.tokens, self._service.ready.vocab_size)
         tokenizer = self._service.tokenizer
