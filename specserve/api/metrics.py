@@ -55,7 +55,8 @@ class Metrics:
         self._in_flight, self._num_in_flight = gauge, num_in_flight
         self._finished = Counter(
             f"{PREFIX}request_success",
-            "Samples that finished, by why: stop or length.",
+            "Samples that finished, by why: stop or length. Those that ended with tool calls have "
+            "stopped.",
             [MODEL, "finished_reason"],
             registry=registry,
         )

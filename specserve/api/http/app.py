@@ -1,6 +1,7 @@
 # pyright: strict
 """All paths of the HTTP front end, and what is answered where there is none."""
 
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -84,9 +85,11 @@ class _Paths:
         return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
     async def models(self, request: Request) -> Response:
+        """The one model that is served, in OpenAI's form, with its context."""
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
+        """The same of one; 404 for another name."""
         self._require(request.path_params["name"])
         return _json(self._model())
 
@@ -156,19 +159,23 @@ class _Paths:
         return _json({"status": state}, 200 if state in _SERVING else 503)
 
     async def version(self, request: Request) -> Response:
+        """Of specserve."""
         return _json({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
+        """All counts, as Prometheus reads them."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def status(self, request: Request) -> Response:
+        """What the page shows, while the service loads and drains, too."""
         return _json(live_status(self._service))
 
     async def page(self, request: Request) -> Response:
-        """It needs nothing but this server, and may ask for nothing else."""
+        """The page, which needs nothing but this server, and may ask for nothing else."""
         return Response(self._page.content, headers=self._page.headers, media_type="text/html")
 
     async def server_info(self, request: Request) -> Response:
+        """State, topology, model and load."""
         service = self._service
         hub = service.hub
         return _json(
@@ -206,6 +213,7 @@ def _posts(path: str, endpoint: ASGIApp) -> Route:
 def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
     """Errors become answers; nothing leaves untranslated."""
 
+    @functools.wraps(answer)
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)

@@ -52,7 +52,7 @@ Prompts = str | list[str | int | list[int]]  # one text, texts, token ids, or li
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a stream; `continuous_usage_stats` has the counts so far in every chunk."""
 
-    include_usage: bool = False
+    include_usage: bool = False  # one more chunk at the end, with the counts of the request
     continuous_usage_stats: bool = False
 
 
@@ -73,7 +73,7 @@ class _Body(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats share."""
 
     model: str | None = None
-    max_tokens: int | None = None  # 0 of completions with `echo`: prompts alone
+    max_tokens: int | None = None  # of each sample; 0 of completions with `echo`: prompts alone
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # -1 and 0: no limit
@@ -86,20 +86,20 @@ class _Body(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = True  # in texts; token ids have them either way
     n: int | None = None
     seed: int | None = None  # -1: none
-    stream: bool = False
+    stream: bool = False  # as server-sent events, chunk by chunk
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = None  # what the answer has to be, as OpenAI has it
+    structured_outputs: StructuredOutputs | None = None  # the same as vLLM has it
     guided_json: Schema | None = None  # as structured_outputs.json, as the next three
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
-    return_token_ids: bool = False
-    return_token_origins: bool = False
+    return_token_ids: bool = False  # of prompt and answer
+    return_token_origins: bool = False  # of every token: drafted, bonus, recovery or plain
     spec: SpecWishes = SpecWishes()
     priority: int = 0
     cache_salt: str | None = None
@@ -113,8 +113,8 @@ class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     noun: ClassVar[str] = "a completion"
     prompt: Prompts
-    logprobs: int | None = None
-    echo: bool = False
+    logprobs: int | None = None  # of each token, and of so many likeliest ones
+    echo: bool = False  # the prompt before each answer
 
 
 class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,11 +165,11 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     noun: ClassVar[str] = "a chat completion"
     messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    max_completion_tokens: int | None = None  # another name of max_tokens
+    logprobs: bool = False  # of each token
+    top_logprobs: int | None = None  # with logprobs: of so many likeliest ones, too
+    add_generation_prompt: bool = True  # what follows is the assistant's
+    continue_final_message: bool = False  # what follows is the rest of the last message
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -28,7 +28,7 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """OpenAI's; the last three are vLLM's for structural tags, in its two forms."""
 
-    type: str
+    type: str  # text, json_object or json_schema
     json_schema: JsonSchema | None = None
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None
@@ -38,12 +38,12 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's; one of them."""
 
-    json: Schema | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    choice: list[str] | None = None
-    structural_tag: Schema | None = None
+    json: Schema | None = None  # JSON of this schema, an object or its text
+    json_object: bool | None = None  # any JSON object
+    regex: str | None = None  # the whole text matches, without looking around or back
+    grammar: str | None = None  # context-free, in Lark's EBNF or in GBNF
+    choice: list[str] | None = None  # one of 1 to 1024 texts
+    structural_tag: Schema | None = None  # text with parts of given forms, as of xgrammar
 
 
 class AsksForForm(Protocol):
