@@ -110,7 +110,9 @@ def arguments_schema(tool: Tool) -> Json:
     Properties that the schema does not name are not made, unless it says which others there may be:
     every function has its names, and a small model would go on with others for long.
     """
-    schema: Json = {"type": "object", "properties": {}} | (tool.parameters or {})
+    schema: Json = {"type": "object"}
+    schema["properties"] = cast(Json, {})
+    schema |= tool.parameters or {}
     properties: Any = schema["properties"]
     names: Any = schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(names, list) or _OPEN & schema.keys():
