@@ -136,9 +136,10 @@ class Sources:
         index = positional.index(name) - is_method if name in positional else None
         found: list[Place] = []
         for call in self.calls.get(called, []):
-            # A method's name may be that of other classes', too.
+            # A method's name may be that of other classes', too, and a private one of any module.
             is_far = call.at.module != place.module
-            if is_far and isinstance(call.node.func, ast.Attribute) and called == function.name:
+            is_others = is_method or isinstance(call.node.func, ast.Attribute)
+            if is_far and (called.startswith("_") or (is_others and called == function.name)):
                 continue
             if (given := _argument(call.node, name, index)) is not None:
                 found.append(call.at.other(given))
