@@ -52,9 +52,8 @@ class Asking:
 
     def whole(self, what: str, messages: Messages, **options: Any) -> Any:  # noqa: ANN401
         """The message; its text, its calls and why it ended are told."""
-        answer = self._client.chat.completions.create(
-            messages=messages, **self._options, **options
-        ).choices[0]
+        create: Any = self._client.chat.completions.create
+        answer: Any = create(messages=messages, **self._options, **options).choices[0]
         calls = [
             f"{each.function.name}({each.function.arguments})"
             for each in answer.message.tool_calls or []
