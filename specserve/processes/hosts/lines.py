@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 _MOST_BYTES = 1 << 20  # of a line
+_MOST_READS = 64
 _SEND_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Lines(Generic[Message]):
     def receive(self) -> list[Message]:
         """What has arrived, in order; `is_over` says whether more can come."""
         messages: list[Message] = []
-        while True:
+        for _ in range(_MOST_READS):  # a flood must not keep a supervisor from its children
             try:
                 data = self.sock.recv(1 << 16)
             except BlockingIOError:
@@ -73,6 +74,7 @@ class Lines(Generic[Message]):
                     log.warning("a malformed line of %d bytes: %s", len(line), error)
                     self.is_over = True
                     return messages
+        return messages
 
     def wait(self, timeout_s: float) -> bool:
         """Until something arrives or ends, at most `timeout_s`; whether it did."""

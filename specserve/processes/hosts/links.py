@@ -191,10 +191,11 @@ class HostLinks:
             )
 
     def _read(self, peer: Peer, lines: "Lines[ToHost] | Lines[FromHost]") -> None:
-        if peer.num_still >= _WARN_BEATS and peer.is_heard:
-            log.warning("%s is heard again", peer.name)
-        peer.num_still, peer.is_heard = 0, True
-        for message in lines.receive():
+        if messages := lines.receive():
+            if peer.num_still >= _WARN_BEATS and peer.is_heard:
+                log.warning("%s is heard again", peer.name)
+            peer.num_still, peer.is_heard = 0, True
+        for message in messages:
             self._take(peer, message)
         if lines.is_over:
             self._lose(peer, f"{peer.name} is gone: its launch or the connection to it has ended")

@@ -6,6 +6,7 @@ take part; the others ask. Whoever is refused may come again with other settings
 """
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -76,9 +77,13 @@ class Meeting:
             self._lead(wish, place, own)
         else:
             self._join(wish, place, own)
+        # For all processes to come: torch warns of every address that has no name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return self.links.facts
 
     def _lead(self, wish: TopologyConfig, place: Place, own: HostFacts) -> None:
+        if place.is_loopback:
+            log.info("%s is loopback: only nodes of this machine can come", place.address)
         listener = listen(place, 0)
         own = msgspec.structs.replace(own, supervisor_port=listener.getsockname()[1])
         try:

@@ -44,6 +44,8 @@ class RendezvousProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=handed,
                 start_new_session=True,
+                # torch has its own words for a peer that is not there yet, with all its frames.
+                env={"TORCH_CPP_LOG_LEVEL": "FATAL"} | os.environ,
             )
         except BaseException:
             ours.close()

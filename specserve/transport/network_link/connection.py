@@ -110,6 +110,7 @@ class TargetConnection:
 
     def _look_for_target(self) -> None:
         if self._find is not None and (place := self._find()) is not None:
+            self._socket.setsockopt(zmq.IPV6, int("[" in place))
             self._socket.connect(place)
             self._find = None
 

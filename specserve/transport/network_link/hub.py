@@ -6,7 +6,6 @@ that connects anew takes the place of its former connection. Nothing here blocks
 arrives can raise.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ from specserve.transport.network_link.wire import (
     place_of,
     prepare,
 )
-
-log = logging.getLogger(__name__)
 
 _MOST_A_LOOK = 256  # messages: a flood must not keep the loop from its rounds
 _MOST_KEPT = 4 * QUEUED  # of a lane and kind; the oldest go first
@@ -133,11 +130,11 @@ class DraftHub:
         prepare(self._socket)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # who is not there is told of
+        self._socket.setsockopt(zmq.IPV6, int(":" in address))
         self._socket.bind(place_of(address, 0))
         self.place = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.lanes = {draft: Lane(self, draft) for draft in drafts}
         self._by_identity = {identity_of(draft): lane for draft, lane in self.lanes.items()}
-        self._num_strange = 0
 
     def pump(self) -> None:
         """Hand what has arrived to its lanes."""
@@ -145,14 +142,10 @@ class DraftHub:
             if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            # What a former connection has left has another identity by then.
             lane = self._by_identity.get(parts[0])
             if lane is not None and len(parts) == 3:
                 lane.take(parts[1], parts[2])
-                continue
-            self._num_strange += 1
-            # Powers of two only: a flood of garbage must not become a flood of log lines.
-            if self._num_strange & (self._num_strange - 1) == 0:
-                log.warning("dropped message %d of somebody who is no draft", self._num_strange)
 
     def send(self, identity: bytes, kind: bytes, data: bytes) -> bool:
         if self._socket.closed:

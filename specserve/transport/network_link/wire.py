@@ -13,10 +13,10 @@ import zmq
 from specserve.transport.control.draft_control import MAX_FRAME_BYTES
 
 FRAME, CONTROL, WORDS = b"f", b"c", b"w"  # kinds, the first part of every message
-QUEUED = 64  # messages that wait for the network, or for their reader
+QUEUED = 64  # messages that wait for the network
+UNREAD = 1024  # those that wait for their reader: in a long round, signs of life for 20 s
 WORDS_PERIOD_S = 0.02  # between two of an idle draft's
 _WORDS = struct.Struct("<QQ")
-_HEARTBEAT_MS, _DEAD_MS = 1000, 3000  # of zmq, by which a connection that is cut is closed
 
 
 class Words(NamedTuple):
@@ -43,12 +43,9 @@ def prepare(sock: "zmq.Socket[bytes]") -> None:
     """Options of both ends."""
     for option, value in (
         (zmq.SNDHWM, QUEUED),
-        (zmq.RCVHWM, QUEUED),
+        (zmq.RCVHWM, UNREAD),
         (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
         (zmq.LINGER, 200),  # ms: the last word goes out, a dead peer holds nobody
-        (zmq.IPV6, 1),
-        (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-        (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS),
     ):
         sock.setsockopt(option, value)
 
