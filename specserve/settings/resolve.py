@@ -98,13 +98,11 @@ def resolve(
     kept, kv_dtype = state_dtype(device, dtype), _resolve_kv_dtype(config.engine, device, dtype)
     obstacle = _graph_obstacle(topology, device, collectives)
     engine = _resolve_engine(config.engine, device, kv_dtype, obstacle)
-    kv_bytes = kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks)
-    draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
-    pool = _KvPool(
-        block_bytes=BLOCK_SIZE * max(kv_bytes),
-        bytes_in_all=BLOCK_SIZE * (sum(kv_bytes) + draft_bytes),
-        blocks_per_context=math.ceil(context_len / BLOCK_SIZE),
-        available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
+    pool = _KvPool.of(
+        kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks),
+        _draft_bytes_per_token(config.speculation, spec, dtype=kept),
+        context_len,
+        hardware,
     )
     num_blocks = _resolve_num_blocks(config.engine, device, pool)
     if num_blocks is not None:
