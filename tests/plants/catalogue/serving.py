@@ -98,9 +98,9 @@ PLANTS = [
     # --- who looks after it ----------------------------------------------------------------------
     Plant(
         name="draft-process-named-as-cause",
-        file="specserve/processes/supervisor.py",
-        symbol="Supervisor._first_cause",
-        was="if isinstance(event, Died) and self._may_be_cause(event.child):",
+        file="specserve/processes/first_cause.py",
+        symbol="first_cause",
+        was="if isinstance(event, Died) and _may_be_cause(event.child, is_draining=is_draining):",
         becomes="if isinstance(event, Died):",
         tests=(
             "tests/specserve/processes/test_first_cause.py::test_a_draft_process_that_ends_meanwhile_is_no_cause",
