@@ -313,6 +313,18 @@ class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_context: int  # for one context of full length
     available: int  # bytes, for all ranks
 
+    @classmethod
+    def of(
+        cls, kv_bytes: Sequence[int], draft_bytes: int, context_len: int, hardware: Hardware
+    ) -> "_KvPool":
+        """`kv_bytes` that a token takes on each rank, `draft_bytes` beside them."""
+        return cls(
+            block_bytes=BLOCK_SIZE * max(kv_bytes),
+            bytes_in_all=BLOCK_SIZE * (sum(kv_bytes) + draft_bytes),
+            blocks_per_context=math.ceil(context_len / BLOCK_SIZE),
+            available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
+        )
+
 
 def _resolve_kv_dtype(engine: EngineConfig, device: str, dtype: str) -> str:
     """What keys and values are kept in where `model.dtype` is `dtype`, resolved."""
