@@ -22,6 +22,7 @@ from specserve.settings.config import (
     ModelConfig,
     ResolvedConfig,
     SpeculationConfig,
+    TopologyConfig,
     state_dtype,
 )
 from specserve.settings.drafter_source import NGRAM
@@ -29,7 +30,7 @@ from specserve.settings.hardware import Hardware
 from specserve.settings.hosts import HostFacts
 from specserve.settings.placing import draft_threads, place, resolve_device
 from specserve.settings.sizes import format_bytes, parse_bytes, parse_count
-from specserve.settings.spread import tightest
+from specserve.settings.spread import Spread, tightest
 from specserve.settings.target_source import default_name
 from specserve.settings.topology import (
     Topology,
@@ -112,27 +113,34 @@ def resolve(
         _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(
-            config.topology,
-            topology=str(topology),
-            device=device,
-            mps=mps,
-            spread=placed.text or None,
-        ),
+        topology=_resolve_topology(config, str(topology), device, mps, placed),
         engine=_with_pool(engine, num_blocks, pool),
         server=msgspec.structs.replace(config.server, http_port=config.server.http_port_wish),
-        speculation=msgspec.structs.replace(
-            config.speculation,
-            draft_threads=draft_threads(config),
-            verify_policy=config.speculation.policy,
-            link=link,
-        ),
+        speculation=_resolve_speculation(config, link),
         telemetry=config.telemetry,
         placements=placed.placements,
         oversubscribed=placed.is_oversubscribed,
         num_blocks=num_blocks,
         collectives=collectives,
         hosts=tuple(each.address for each in facts),
+    )
+
+
+def _resolve_topology(
+    config: Config, topology: str, device: str, mps: bool | None, placed: Spread
+) -> TopologyConfig:
+    spread = placed.text or None
+    return msgspec.structs.replace(
+        config.topology, topology=topology, device=device, mps=mps, spread=spread
+    )
+
+
+def _resolve_speculation(config: Config, link: str | None) -> SpeculationConfig:
+    return msgspec.structs.replace(
+        config.speculation,
+        draft_threads=draft_threads(config),
+        verify_policy=config.speculation.policy,
+        link=link,
     )
 
 
