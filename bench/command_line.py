@@ -2,6 +2,7 @@
 """What the command lines of benches share: targets, sampling, flags that were renamed, progress."""
 
 import argparse
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from specserve.errors import InvalidField
 from specserve.settings.sizes import parse_count
 from specserve.settings.target_source import EMBEDDED_TARGET
 
+_LINE_EVERY_S = 30.0  # where no bar can be drawn
 _ALL_OF_IT_S = 1e9  # measurements may take minutes each
 
 
@@ -29,7 +31,8 @@ def progress_bar(total: int, console: Console) -> Generator[Callable[[str], None
     """Yields `advance`, which is told what comes next before each of `total` measurements.
 
     Beside the time that has passed stands what is left, if the rest goes on as it did. Drawn
-    between measurements only: a refresh thread would disturb them.
+    between measurements only: a refresh thread would disturb them. Without a terminal it is a line
+    now and then.
     """
     columns = (
         BarColumn(),
@@ -43,12 +46,18 @@ def progress_bar(total: int, console: Console) -> Generator[Callable[[str], None
     ) as progress:
         task = progress.add_task("", total=total, what="loading, warming up")
         progress.refresh()
-        started = False
+        begin_s = said_s = time.monotonic()
+        num_begun = 0
 
         def advance(what: str) -> None:
-            nonlocal started
-            progress.update(task, advance=int(started), what=what, refresh=True)
-            started = True
+            nonlocal num_begun, said_s
+            progress.update(task, advance=int(num_begun > 0), what=what, refresh=True)
+            now_s = time.monotonic()
+            if not console.is_terminal and now_s - said_s >= _LINE_EVERY_S:
+                said_s = now_s
+                minutes = (now_s - begin_s) / 60
+                console.print(f"{num_begun} of {total} after {minutes:.1f} minutes; now {what}")
+            num_begun += 1
 
         yield advance
         progress.update(task, advance=1, what="done", refresh=True)

@@ -12,60 +12,31 @@ is the gRPC status. Knows the public API only: it would serve as well against an
 """
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, Self, SupportsFloat, TypedDict, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 import grpc
 import grpc.aio
 
 from specserve.access import Access, unreached
 from specserve.api import from_proto, to_proto
-from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
+from specserve.api.call import ChatMessage, SpecOptions
 from specserve.api.events import CompletedSample, Completion, Finished, PromptInfo, TokenDelta
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, SpecStats
-from specserve.errors import Cancelled, InvalidField, SpecserveError, Unavailable, from_code
-from specserve.types import Grammar, SamplingParams
+from specserve.api.tool_messages import tool_call_of
+from specserve.client_request import Options, Prompt, request_of
+from specserve.errors import Cancelled, SpecserveError, Unavailable, from_code
 
-Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
+__all__ = [
+    "AsyncClient", "ChatMessage", "Client", "CompletedSample", "Completion", "Options", "Prompt",
+    "SpecOptions", "TextStream",
+]  # fmt: skip
 
-_LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
 _CLOSED = "the client is closed"
-_NO_PROMPT = "is of type {}; it must be a string, token ids or messages"
 _NO_STATS = "the service sent no statistics"
-
-
-class Options(TypedDict, total=False):
-    """Everything but the prompt. Sampling fields have the names and defaults of the proto."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: Mapping[int, float]
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    min_tokens: int
-    max_tokens: int
-    ignore_eos: bool
-    n: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    request_id: str | None
-    model: str | None
-    seed: int | None
-    cache_salt: str
-    priority: int
-    min_tokens_per_s: float | None
-    grammar: Grammar | None  # what the answer has to be
-    spec: SpecOptions
-    timeout_s: float | None  # the deadline of the call
 
 
 class TextStream:
@@ -153,12 +124,12 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole answer, all samples; raises SpecserveError."""
-        request, timeout_s = _request_of(prompt, options)
+        request, timeout_s = request_of(prompt, options)
         return _completion_of(_unary(self._generation.Generate, request, timeout_s))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Iterate with `for`; errors, SpecserveError all, come from the iteration."""
-        request, timeout_s = _request_of(prompt, options)
+        request, timeout_s = request_of(prompt, options)
         return TextStream(_unary(self._generation.GenerateStream, request, timeout_s))
 
     def server_info(self) -> ServerInfo:
@@ -224,12 +195,12 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole answer, all samples; raises SpecserveError."""
-        request, timeout_s = _request_of(prompt, options)
+        request, timeout_s = request_of(prompt, options)
         return _completion_of(await _aio_unary(self._generation.Generate, request, timeout_s))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Iterate with `async for`; errors, SpecserveError all, come from the iteration."""
-        request, timeout_s = _request_of(prompt, options)
+        request, timeout_s = request_of(prompt, options)
         try:
             return TextStream(self._generation.GenerateStream(request, timeout=timeout_s))
         except grpc.aio.UsageError as error:
@@ -306,64 +277,6 @@ def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of
     return from_code(error.code().name, details)
 
 
-def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, float | None]:
-    fields: dict[str, Any] = dict(options)
-    for name in fields:
-        if name not in Options.__optional_keys__:
-            raise InvalidField(name, "is no known option")
-    timeout_s = _timeout_of(fields.pop("timeout_s", None))
-    names = GenerateCall.__struct_fields__
-    rest = {name: fields.pop(name) for name in list(fields) if name in names}
-    if not isinstance(rest.get("spec", SpecOptions()), SpecOptions):
-        raise InvalidField("spec", f"is {rest['spec']!r}; it must be a SpecOptions")
-    if isinstance(fields.get("stop"), str):
-        raise InvalidField("stop", "is a string; it must be a sequence of strings")
-    try:
-        call = GenerateCall(
-            prompt=_prompt_of(prompt),
-            sampling=SamplingParams(**fields),
-            **rest,
-        )
-        return to_proto.request_of(call, fields), timeout_s
-    except (TypeError, ValueError) as error:
-        raise InvalidField("options", str(error)) from error
-
-
-def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
-    if isinstance(prompt, bytes | bytearray | memoryview | Set):  # integers perhaps, never tokens
-        raise InvalidField("prompt", _NO_PROMPT.format(type(prompt).__name__))
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        items = iter(prompt)
-    except TypeError as error:
-        raise InvalidField("prompt", _NO_PROMPT.format(type(prompt).__name__)) from error
-    return [_message_of(item) if isinstance(item, Mapping) else item for item in items]  # type: ignore[return-value]
-
-
-def _message_of(item: Mapping[str, str]) -> ChatMessage:
-    # As clients of OpenAI's API write one.
-    if item.keys() != {"role", "content"}:
-        known = ", ".join(map(str, item)) or "nothing"
-        raise InvalidField("chat", f"has a message of {known}; one has role and content")
-    return ChatMessage(item["role"], item["content"])
-
-
-def _timeout_of(timeout_s: object) -> float | None:
-    """For grpc, to which all that is as good as none must be None."""
-    if timeout_s is None:
-        return None
-    if isinstance(timeout_s, bool | str) or not isinstance(timeout_s, SupportsFloat):
-        raise InvalidField("timeout_s", f"{timeout_s!r} is no number of seconds")
-    try:
-        seconds = float(timeout_s)
-    except OverflowError:
-        return None
-    if math.isnan(seconds):
-        raise InvalidField("timeout_s", "is not a number")
-    return None if seconds > _LONGEST_TIMEOUT_S else seconds
-
-
 def _completion_of(response: pb.GenerateResponse) -> Completion:
     finished = from_proto.finished_of(response.finished)
     samples: list[CompletedSample] = []
@@ -379,6 +292,7 @@ def _completion_of(response: pb.GenerateResponse) -> Completion:
                 finish_reason=end.finish_reason,
                 stop_string=end.stop_string,
                 stop_token_id=end.stop_token_id,
+                tool_calls=[tool_call_of(call) for call in message.tool_calls],
             )
         )
     return Completion(

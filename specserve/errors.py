@@ -53,9 +53,10 @@ class Leaving(Unavailable):
 
 
 class NotFound(SpecserveError):
-    """The named model is not served here."""
+    """What is named is not here; `field` names it, which is the model unless a subclass says so."""
 
     code = "NOT_FOUND"
+    field = "model"
 
 
 class Unauthenticated(SpecserveError):

@@ -30,6 +30,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     ABORT = "abort"  # cancelled, or the request failed
+    TOOL_CALLS = "tool_calls"  # as STOP, of an answer with calls: the API's word, not the target's
 
 
 class Terminal(enum.StrEnum):
@@ -81,6 +82,7 @@ class GrammarKind(enum.StrEnum):
     REGEX = "regex"  # of Rust's crate: without looking around and back
     GRAMMAR = "grammar"  # Lark's EBNF, or llama.cpp's GBNF
     CHOICE = "choice"  # a JSON list of texts
+    STRUCTURAL_TAG = "structural_tag"  # text with parts that keep to schemas, as vLLM has it
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.clients.libraries import OPENAI, REFLECTION
+from bench.clients.libraries import LANGCHAIN, OPENAI, REFLECTION, RESPONSES, TOOLS
 from bench.clients.load_generators import AIPERF, GUIDELLM, VLLM_BENCH
 from bench.clients.setting import KnownClient, Setting
 from bench.clients.transcript import is_success, run, text_of, version_in
@@ -32,7 +32,19 @@ from specserve.settings.target_source import SMOLLM2, locate_model
 _NAME = "bench.clients"
 _ROOT = Path(__file__).parents[2]
 _OWN_VENV = Path(sys.prefix)
-CLIENTS = {each.name: each for each in (OPENAI, AIPERF, GUIDELLM, VLLM_BENCH, REFLECTION)}
+CLIENTS = {
+    each.name: each
+    for each in (
+        OPENAI,
+        RESPONSES,
+        TOOLS,
+        LANGCHAIN,
+        AIPERF,
+        GUIDELLM,
+        VLLM_BENCH,
+        REFLECTION,
+    )
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -30,7 +30,15 @@ from bench.command_line import (
     progress_bar,
     read_sampling,
 )
-from bench.configurations.arms import ARM, FULL, PAPER_ARMS, QUICK, Plan, read_arms
+from bench.configurations.arms import (
+    ARM,
+    FULL,
+    PAPER_ARMS,
+    QUICK,
+    Plan,
+    check_methods,
+    read_arms,
+)
 from bench.configurations.report import TITLE, conditions, tables, verdict
 from bench.configurations.results import Results, arm_rows, summarise
 from bench.configurations.rows import loops_in
@@ -110,6 +118,7 @@ def read_options(arguments: argparse.Namespace, plan: Plan, command: str) -> Opt
     drafter = arguments.drafter or (SMOLLM2 if is_smollm2 else LANGUAGE_MODEL)
     shared = shlex.split(arguments.flags)
     services = read_arms(arguments.arms or PAPER_ARMS, shared, drafter)
+    check_methods(services, plan)
     return Options(
         target=target,
         ballast=ballast,

@@ -8,7 +8,7 @@ import msgspec
 
 from bench.prompt_choice import LEAST_TOKENS, MAX_TOKENS
 from bench.services.launch_flags import read_flags, settings_of, split_flags
-from bench.services.service import OFF, Service
+from bench.services.service import OFF, Service, arms_of
 from specserve.errors import InvalidField
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import Config
@@ -102,6 +102,19 @@ def read_arm(word: str, shared: Sequence[str], drafter: str) -> Service:
         verification=_method(config),
         threads=config.topology.threads,
     )
+
+
+def check_methods(services: Sequence[Service], plan: Plan) -> None:
+    """Raise InvalidField for a service that no method would measure at one of the temperatures."""
+    for temperature in plan.temperatures:
+        measured = {arm.service.name for arm in arms_of(services, plan.methods, temperature)}
+        for service in services:
+            if service.name not in measured:
+                asked = ", ".join(plan.methods)
+                problem = f"{asked}: {service.name!r} verifies by {service.verification}"
+                raise InvalidField(
+                    "--methods", f"{problem}; add --flags '--verification {plan.methods[0]}'"
+                )
 
 
 def _method(config: Config) -> VerificationMethod:

@@ -14,7 +14,14 @@ from draft_node.calibration import plot
 from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
 from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
 from draft_node.calibration.metrics import survivals
-from draft_node.calibration.texts import Prompt, Text, held_out_requests, read_prompts, write_texts
+from draft_node.calibration.texts import (
+    Prompt,
+    Text,
+    held_out_requests,
+    name_of_prompts,
+    read_prompts,
+    write_texts,
+)
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from draft_node.training.progress import shown, underway
@@ -76,6 +83,7 @@ def calibrate(job: Job, results: Console) -> Calibration:
         confidence_model=fitted.confidence_model,
         evaluation=Evaluation(before=figures(before, unseen), after=figures(after, unseen)),
         acceptance=acceptance,
+        asked=name_of_prompts(job.data or job.prompts),
     )
     path = write_calibration(job.out, calibration)
     results.print(summary_table(calibration))

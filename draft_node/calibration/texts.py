@@ -1,5 +1,6 @@
 """Texts of the target by plain decoding: what drafters are measured on."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ def read_prompts(path: Path, target: Path, count: int, max_len: int) -> list[Pro
                     raise InvalidField("--prompts", f"{file}: prompt {number + 1} has no tokens")
                 chosen.append(Prompt(file.stem, tuple(token_ids[-max_len:])))
     return chosen
+
+
+def name_of_prompts(path: Path) -> str:
+    """What a calibration says it was asked: the name of a file or folder, and a digest of it."""
+    digest = hashlib.sha256()
+    kinds = ("*.jsonl", "*.npz")
+    for file in sorted(f for kind in kinds for f in path.glob(kind)) if path.is_dir() else [path]:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"{path.name} ({digest.hexdigest()[:12]})"
 
 
 def held_out_requests(folder: Path, count: int, max_len: int, vocab_size: int) -> list[Prompt]:

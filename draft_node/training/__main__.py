@@ -31,6 +31,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"specserve: {message} (see {self.prog} --help)\n")
 
 
+def build_parser(kind: str) -> argparse.ArgumentParser:
+    """The command line of one of KINDS."""
+    parser = _Parser(
+        prog=f"specserve train {kind}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(kind=kind)
+    importlib.import_module(KINDS[kind]).add_options(parser)
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train one kind; 0 done, 1 failed, 2 bad usage, 130 stopped before the end."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -39,13 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"specserve: kind: {kind!r} is not one of {', '.join(KINDS)}\n")
         return EXIT_USAGE
     module = importlib.import_module(KINDS[kind])
-    parser = _Parser(
-        prog=f"specserve train {kind}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(kind=kind)
-    module.add_options(parser)
-    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
+    arguments = build_parser(kind).parse_args(words)
     arguments.words = words  # for other processes that do the same
     if arguments.parent_pid is not None:
         # A training's other processes have nothing to save, and may wait where no handler runs.

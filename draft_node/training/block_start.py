@@ -11,6 +11,7 @@ from draft_node.training.draft_vocabulary import refuse_size
 from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.mask_token import mask_token
+from draft_node.training.options import check_feature_layers
 from draft_node.training.rotary import refuse_untold
 from specserve.drafters.spec import (
     DEEPSPEC,
@@ -67,10 +68,7 @@ def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> BlockSpec:
     """A drafter with the target's own width; raises InvalidField for what cannot be."""
     num_layers = target.spec.num_real_layers
     layers = arguments.feature_layers or default_feature_layers(num_layers)
-    if not all(-1 <= layer < num_layers for layer in layers):
-        raise InvalidField(
-            "--feature-layers", f"{layers}: the target has layers 0..{num_layers - 1}"
-        )
+    check_feature_layers(layers, num_layers)
     mask = mask_token(target.folder, target.spec, arguments.mask_token_id)
     markov = confidence = None
     if arguments.kind == "dspark":

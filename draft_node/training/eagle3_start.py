@@ -7,6 +7,7 @@ from torch import Tensor
 
 from draft_node.training.frozen_target import TargetFiles
 from draft_node.training.given_drafter import given_spec, given_weights
+from draft_node.training.options import check_feature_layers
 from specserve.drafters.spec import DEEPSPEC, Eagle3Spec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from specserve.errors import InvalidField
@@ -43,10 +44,7 @@ def new_spec(arguments: argparse.Namespace, target: TargetFiles) -> Eagle3Spec:
     layers = arguments.feature_layers or default_feature_layers(num_layers)
     if len(layers) != NUM_FEATURES:
         raise InvalidField("--feature-layers", f"{layers}: the format wants {NUM_FEATURES}")
-    if not all(-1 <= layer < num_layers for layer in layers):
-        raise InvalidField(
-            "--feature-layers", f"{layers}: the target has layers 0..{num_layers - 1}"
-        )
+    check_feature_layers(layers, num_layers)
     decoder = replace(
         target.spec, num_real_layers=1, ballast_widths=(), qk_norm=True, tie_word_embeddings=False
     )

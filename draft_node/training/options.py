@@ -159,6 +159,16 @@ def _words(value: object) -> list[str]:
             return [str(value)]
 
 
+def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises InvalidField for layers that a target of so many has not, or has enough of once."""
+    name = ",".join(map(str, layers))
+    if not all(-1 <= layer < num_layers for layer in layers):
+        problem = f"{name}: the target has layers 0..{num_layers - 1}, and -1 is its embedding"
+        raise InvalidField("--feature-layers", problem)
+    if len(set(layers)) < len(layers) < num_layers:
+        raise InvalidField("--feature-layers", f"{name}: a layer comes twice; name each once")
+
+
 def whole_number(least: int, most: int) -> Callable[[str], int]:
     """For argparse: an integer in least..most."""
 

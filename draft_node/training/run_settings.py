@@ -25,7 +25,7 @@ _TEXT = "text_digest"
 def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     """All that makes the run what it is, as it is read from JSON again.
 
-    Raises InvalidField if --init or --text cannot be read.
+    Raises InvalidField if --init or --text cannot be read. Chats may grow while they are learned.
     """
     settings = {
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE

@@ -45,7 +45,7 @@ Streams = dict[str, np.ndarray]  # one per domain
 _CHAT = "chat"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
-_LEAST_HELD_OUT = 96  # more than the longest block, which is drafted there as well
+_LEAST_OF_TEXT = 96  # tokens held out, more than the longest block, which is drafted there
 _SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain
 _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".html", ".c", ".h", ".cpp",
                   ".rs", ".go", ".js", ".ts", ".java", ".sh", ".toml", ".yaml", ".yml"}  # fmt: skip
@@ -187,7 +187,7 @@ def own_text(path: Path, tokenizer: Tokenizer, separator: str) -> tuple[Streams,
     """Training and held-out streams of a text file, or of all text files below a folder."""
     texts = [text for file in _text_files(path) if (text := _read(file))]
     stream = encode_stream(tokenizer, texts, separator)
-    num_held_out = max(_LEAST_HELD_OUT, int(len(stream) * _HELD_OUT_SHARE))
+    num_held_out = max(_LEAST_OF_TEXT, int(len(stream) * _HELD_OUT_SHARE))
     if len(stream) - num_held_out < _SHORTEST:
         needed = f"{_SHORTEST + num_held_out} needed"
         raise InvalidField("--text", f"{path}: {len(stream)} tokens are too few, {needed}")

@@ -56,7 +56,10 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> int
     stop_requests = _stop_requests()
     folder = Path(config.model.target)
     defaults = sampling_defaults(folder, config.model.generation_config)
-    service = Service(config, control_dir, TextTokenizer(folder), defaults)
+    tokenizer = TextTokenizer(folder, config.model.tool_call_parser)
+    if tokenizer.has_chat_template:
+        log.info("tool calls: %s", tokenizer.tool_calling.description)
+    service = Service(config, control_dir, tokenizer, defaults)
     server = GrpcServer(service)
     http_port = config.server.http_port_wish
     http = None if http_port is None else HttpServer(service, http_port)

@@ -6,18 +6,31 @@ from typing import Any
 
 import msgspec
 
+from specserve.api.tools.tool import Tool, ToolCall, ToolUse
 from specserve.errors import InvalidField
 from specserve.types import Grammar, GrammarKind, Ready, SamplingParams
 from specserve.validation import Limits
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation; `role` is one of `ROLES`."""
+    """One turn of a conversation; `role` is one of `ROLES`.
+
+    An assistant's may have called functions; a tool's is what one of these calls returned, of the
+    function `name`.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """That a template has to write at least."""
+        return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +38,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     begins_answer: bool = True  # what follows is the assistant's
     continues_last: bool = False  # ... or the rest of the last message
+    tools: tuple[Tool, ...] = ()  # that the model is told of
     variables: dict[str, Any] = {}  # that the template may read besides
 
 
@@ -58,6 +72,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     spec: SpecOptions = SpecOptions()
     min_tokens_per_s: float | None = None
     grammar: Grammar | None = None
+    tools: ToolUse | None = None  # what may be called; None: calls in the text are text
     skip_special_tokens: bool = True  # in texts; token ids have them either way
     trace: TraceContext = TraceContext()
 

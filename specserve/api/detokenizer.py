@@ -6,7 +6,7 @@ are decoded incrementally. Cost per token is one dictionary look-up, however lon
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -56,14 +56,26 @@ class TokenBytes:
 class Detokenizer:
     """The text of one sample. Pieces concatenate to the tokenizer's decode of all tokens."""
 
-    def __init__(self, token_bytes: TokenBytes, *, shows_special: bool = False) -> None:
-        """`shows_special`: special tokens are in the text, by their names."""
-        self._bytes_of = token_bytes.shown if shows_special else token_bytes.__getitem__
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        *,
+        shows_special: bool = False,
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        """`shows_special`: special tokens are in the text, by their names; else `shown_ids` are."""
+        self._token_bytes, self._shows_special, self._shown_ids = (
+            token_bytes, shows_special, shown_ids,
+        )  # fmt: skip
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these tokens complete; an unfinished one is held back."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        is_shown = self._shows_special or token_id in self._shown_ids
+        return self._token_bytes.shown(token_id) if is_shown else self._token_bytes[token_id]
 
     def flush(self) -> str:
         """What is held back, a replacement character for an unfinished one, at the end."""

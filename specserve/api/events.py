@@ -8,6 +8,7 @@ A stream is one `PromptInfo` (more of them while prompt logprobs arrive), any nu
 
 import msgspec
 
+from specserve.api.tools.tool import ToolCall, ToolCallDelta
 from specserve.types import FinishReason, Logprobs, TokenOrigin
 
 
@@ -29,7 +30,7 @@ class SampleEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round added to one sample; `text` may trail `token_ids`."""
+    """What one round added to one sample; `text` and `calls` may trail `token_ids`."""
 
     sample_index: int
     token_ids: list[int]
@@ -37,6 +38,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     origins: list[TokenOrigin]
     cache_hit: bool | None = None
     logprobs: list[Logprobs] | None = None
+    calls: list[ToolCallDelta] = []  # which are no part of `text`
     # Not on the wire of specserve.v1, where `Finished` has both.
     end: SampleEnd | None = None  # of the last one
     verify_len: int = 0  # drafted tokens that the round verified
@@ -92,6 +94,7 @@ class CompletedSample(msgspec.Struct, frozen=True, kw_only=True):
     stop_string: str | None = None
     stop_token_id: int | None = None
     logprobs: list[Logprobs] | None = None
+    tool_calls: list[ToolCall] = []
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,19 @@ from specserve.api import events
 from specserve.api.call import (
     ANY_OBJECT,
     ChatMessage,
+    ChatOptions,
     GenerateCall,
     SpecOptions,
     choice_of,
     deadline_of,
 )
 from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.tool_messages import (
+    message_of,
+    pieces_of,
+    tool_use_of,
+    tools_of,
+)
 from specserve.errors import InvalidField
 from specserve.types import (
     FinishReason,
@@ -51,15 +58,21 @@ def call_of(
     time_remaining_s: float | None,
     limits: Limits,
     defaults: SamplingParams,
+    *,
+    is_streamed: bool = False,
 ) -> GenerateCall:
     """The call a request message asks for; raises InvalidField without a prompt.
 
     `defaults` are the sampling parameters that it leaves unset.
     """
+    tools = tools_of(request)
+    use = tool_use_of(request, tools, is_streamed=is_streamed)
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
     optional = _present(request, _OPTIONAL)
     return GenerateCall(
         prompt=_prompt_of(request, limits),
+        chat=ChatOptions(tools=() if use is None else tools),
+        tools=use,
         sampling=_sampling_of(request.sampling, defaults),
         deadline_s=deadline_of(time_remaining_s),
         spec=SpecOptions(**spec),
@@ -86,7 +99,7 @@ def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int] |
             if len(turns) >= limits.max_model_len:
                 limit = f"{limits.max_model_len - 1}, at a token each"
                 raise InvalidField("chat", f"has {len(turns)} messages; the limit is {limit}")
-            return [ChatMessage(turn.role, turn.content) for turn in turns]
+            return [message_of(turn) for turn in turns]
         case _:
             raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
 
@@ -97,8 +110,8 @@ def _grammar_of(request: pb.GenerateRequest) -> Grammar | None:
     wanted = request.structured_output
     match form := wanted.WhichOneof("form"):
         case None:
-            problem = "is empty; send one of json_object, json_schema, regex, grammar, choice"
-            raise InvalidField("structured_output", problem)
+            forms = "json_object, json_schema, regex, grammar, choice, structural_tag"
+            raise InvalidField("structured_output", f"is empty; send one of {forms}")
         case "json_object":
             field = "structured_output.json_object"
             if not wanted.json_object:
@@ -170,7 +183,9 @@ def merge_prompt(known: events.PromptInfo | None, more: pb.PromptInfo) -> events
 def delta_of(delta: pb.TokenDelta) -> events.TokenDelta:
     """A delta of a stream."""
     return events.TokenDelta(
-        cache_hit=delta.cache_hit if delta.HasField("cache_hit") else None, **_tokens_of(delta)
+        cache_hit=delta.cache_hit if delta.HasField("cache_hit") else None,
+        calls=pieces_of(delta.tool_calls),
+        **_tokens_of(delta),
     )
 
 

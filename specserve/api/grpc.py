@@ -53,7 +53,7 @@ class GenerationServicer:
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         builder = ResponseBuilder(self.service.max_message_bytes)
-        async with aclosing(self._events(request, context)) as events:
+        async with aclosing(self._events(request, context, is_streamed=False)) as events:
             async for event in events:
                 try:
                     builder.add(event)
@@ -64,18 +64,21 @@ class GenerationServicer:
     @counting_malformed
     @with_status
     async def GenerateStream(self, request: pb.GenerateRequest, context: Context) -> None:
-        async with aclosing(self._events(request, context)) as events:
+        async with aclosing(self._events(request, context, is_streamed=True)) as events:
             async for event in events:
                 try:
                     await taken(context.write(stream_response_of(event)))
                 except Exhausted as error:
                     await events.athrow(error)
 
-    def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
+    def _events(
+        self, request: pb.GenerateRequest, context: Context, *, is_streamed: bool
+    ) -> AsyncGenerator[Event]:
         service = self.service
 
         def make_call(remaining_s: float | None) -> GenerateCall:
-            return call_of(request, remaining_s, service.limits, service.sampling_defaults)
+            limits, defaults = service.limits, service.sampling_defaults
+            return call_of(request, remaining_s, limits, defaults, is_streamed=is_streamed)
 
         return events_of(service, context, make_call)
 

@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 
 from specserve.api.events import Finished
 from specserve.api.target_metrics import MODEL, PREFIX, TargetMetrics
-from specserve.types import Load
+from specserve.types import FinishReason, Load
 
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -55,7 +55,8 @@ class Metrics:
         self._in_flight, self._num_in_flight = gauge, num_in_flight
         self._finished = Counter(
             f"{PREFIX}request_success",
-            "Samples that finished, by why: stop or length.",
+            "Samples that finished, by why: stop or length. Those that ended with tool calls have "
+            "stopped.",
             [MODEL, "finished_reason"],
             registry=registry,
         )
@@ -81,7 +82,9 @@ class Metrics:
         """A request has ended as it should."""
         model, usage, timings = self._model(), event.usage, event.timings
         for sample in event.samples:
-            self._finished.labels(model, str(sample.finish_reason)).inc()
+            is_call = sample.finish_reason is FinishReason.TOOL_CALLS  # to vLLM it has stopped
+            reason = FinishReason.STOP if is_call else sample.finish_reason
+            self._finished.labels(model, str(reason)).inc()
         num_later = usage.num_generated_tokens - len(event.samples)  # behind first tokens
         found = {
             "time_to_first_token_seconds": timings.time_to_first_token_s,

@@ -1,12 +1,15 @@
 # pyright: strict
-"""The text of one sample as it grows: bytes to characters, stop strings, what to hold back.
+"""The text of one sample as it grows: bytes to characters, stop strings, calls, what to hold back.
 
 Knows one sample; knows neither its request nor the target.
 """
 
+import msgspec
+
 from specserve.api.detokenizer import Detokenizer
 from specserve.api.events import SampleEnd, TokenDelta
 from specserve.api.stop_strings import StopStringMatcher
+from specserve.api.tools.parser import ParsedText, ToolCallParser
 from specserve.types import FinishReason, SampleDelta, SamplingParams
 
 
@@ -14,9 +17,15 @@ class SampleText:
     """Turns the target's deltas of one sample into the client's, and ends it at a stop string."""
 
     def __init__(
-        self, sample_index: int, sampling: SamplingParams, detokenizer: Detokenizer
+        self,
+        sample_index: int,
+        sampling: SamplingParams,
+        detokenizer: Detokenizer,
+        calls: ToolCallParser | None = None,
     ) -> None:
+        """`calls`: finds those in the text; None: there are none."""
         self._sample_index = sample_index
+        self._calls = calls
         self._min_tokens = sampling.min_tokens
         self._detokenizer = detokenizer
         self._matcher = StopStringMatcher(sampling.stop) if sampling.stop else None
@@ -31,18 +40,32 @@ class SampleText:
         if self.end is None and delta.finish_reason is not None:
             text += self._flush(delta, self.num_tokens + num_kept)
         self.num_tokens += num_kept
+        parsed = self._parsed(text)
         whole = num_kept == len(delta.token_ids)
         logprobs = delta.logprobs
         return TokenDelta(
             sample_index=self._sample_index,
             token_ids=delta.token_ids if whole else delta.token_ids[:num_kept],
-            text=text,
+            text=parsed.text,
+            calls=parsed.calls,
             origins=delta.origins if whole else delta.origins[:num_kept],
             cache_hit=delta.cache_hit,
             logprobs=logprobs if whole or logprobs is None else logprobs[:num_kept],
             end=self.end,
             verify_len=delta.verify_len,
         )
+
+    def _parsed(self, text: str) -> ParsedText:
+        """What is text of it and what are calls; an answer that ended with calls ended for them."""
+        if self._calls is None:
+            return ParsedText(text)
+        found = self._calls.push(text)
+        if self.end is None:
+            return found
+        rest = self._calls.finish()
+        if self._calls.num_calls and self.end.finish_reason is FinishReason.STOP:
+            self.end = msgspec.structs.replace(self.end, finish_reason=FinishReason.TOOL_CALLS)
+        return ParsedText(found.text + rest.text, found.calls + rest.calls)
 
     def _read(self, delta: SampleDelta) -> tuple[int, str]:
         """Tokens to keep and their text; sets `end` if a stop string completes."""

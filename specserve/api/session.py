@@ -25,6 +25,7 @@ from specserve.api.metrics import Metrics
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
+from specserve.api.tools.grammar import check_calls
 from specserve.api.tracing import Served, Tracer
 from specserve.api.unsent import UnsentDrafts
 from specserve.errors import (
@@ -38,11 +39,13 @@ from specserve.errors import (
 )
 from specserve.grammars.checker import GrammarChecker
 from specserve.types import (
+    Grammar,
     PromptLogprobs,
     Ready,
     Request,
     RequestEnd,
     SampleDelta,
+    SamplingParams,
     Terminal,
 )
 from specserve.validation import validate_request, validate_sampling
@@ -128,12 +131,8 @@ class Session:
         try:
             request = await self._in_time(self._prepare())
             self._hub.submit(opened, request)
-            shows = not self._call.skip_special_tokens
             self._samples = [
-                SampleText(
-                    index, request.sampling, self._tokenizer.detokenizer(shows_special=shows)
-                )
-                for index in range(request.sampling.n)
+                self._sample(index, request.sampling) for index in range(request.sampling.n)
             ]
             num_prompt_tokens = len(request.prompt_token_ids)
             yield PromptInfo(request_id=self.request_id, num_prompt_tokens=num_prompt_tokens)
@@ -152,6 +151,15 @@ class Session:
         finally:
             self._hub.release(opened)
 
+    def _sample(self, index: int, sampling: SamplingParams) -> SampleText:
+        shows, use = not self._call.skip_special_tokens, self._call.tools
+        if use is None:
+            return SampleText(index, sampling, self._tokenizer.detokenizer(shows_special=shows))
+        calling = self._tokenizer.tool_calling
+        marks = calling.mark_ids
+        detokenizer = self._tokenizer.detokenizer(shows_special=shows, shown_ids=marks)
+        return SampleText(index, sampling, detokenizer, calling.parser(use))
+
     async def _prepare(self) -> Request:
         """The validated request; cheap checks come before tokenisation."""
         call, ready = self._call, self._hub.ready.result()
@@ -160,8 +168,7 @@ class Session:
             raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
         max_verify_len = _max_verify_len(call.spec, ready)
         validate_sampling(call.sampling, limits)
-        if call.grammar is not None:
-            await self._grammars.check(call.grammar)
+        grammar = await self._checked_grammar()
         request = Request(
             request_id=self.request_id,
             prompt_token_ids=await self._tokenizer.encode_prompt(call.prompt, call.chat),
@@ -173,10 +180,22 @@ class Session:
             deadline_s=call.deadline_s,
             max_verify_len=max_verify_len,
             min_tokens_per_s=call.min_tokens_per_s,
-            grammar=call.grammar,
+            grammar=grammar,
         )
         request = validate_request(request, limits)  # which names what the caller sent
         return msgspec.structs.replace(request, cache_salt=salt_of(self._tenant, call.cache_salt))
+
+    async def _checked_grammar(self) -> Grammar | None:
+        """What the answer has to be. Raises InvalidField, Unsupported."""
+        wanted, use = self._call.grammar, self._call.tools
+        if use is None:
+            if wanted is not None:
+                await self._grammars.check(wanted)
+            return wanted
+        grammar = self._tokenizer.tool_calling.grammar(use, wanted)
+        if grammar is not None:
+            await check_calls(grammar, use, wanted, self._grammars.check)
+        return grammar
 
     def _read_round(self, opened: OpenRequest, deltas: list[SampleDelta]) -> Iterator[Event]:
         for delta in deltas:

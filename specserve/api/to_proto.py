@@ -11,6 +11,13 @@ from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.tool_messages import (
+    fields_of,
+    message_of_call,
+    messages_of_pieces,
+    turn_fields,
+)
+from specserve.api.tools.tool import ToolCallDelta, calls_of
 from specserve.errors import Exhausted, InvalidField
 from specserve.settings.config import ResolvedConfig
 from specserve.types import (
@@ -67,6 +74,7 @@ def request_of(call: GenerateCall, given: Collection[str]) -> pb.GenerateRequest
         "structured_output": None if call.grammar is None else _structured_output(call.grammar),
         "sampling": _message(pb.SamplingParams, sampling),
         "spec": _message(pb.SpecOptions, spec),
+        **fields_of(call.tools),
     }
     return _message(pb.GenerateRequest, fields | _prompt_of(call.prompt))
 
@@ -135,7 +143,7 @@ def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
 def _turn_of(item: object) -> pb.ChatMessage:
     if not isinstance(item, ChatMessage):
         raise _stray("chat", item, "ChatMessage")
-    return _message(pb.ChatMessage, msgspec.structs.asdict(item))
+    return _message(pb.ChatMessage, turn_fields(item))
 
 
 def _token_id_of(field: str, item: Any) -> int:  # noqa: ANN401 - or numpy's integers
@@ -181,6 +189,7 @@ def _delta_of(delta: events.TokenDelta) -> pb.TokenDelta:
         origins=[ORIGINS[origin] for origin in delta.origins],
         cache_hit=delta.cache_hit,
         logprobs=map(_logprobs_of, delta.logprobs or ()),
+        tool_calls=messages_of_pieces(delta.calls),
     )
 
 
@@ -281,6 +290,7 @@ class ResponseBuilder:
         self._response = pb.GenerateResponse()
         self._samples: dict[int, pb.Sample] = {}
         self._texts: dict[int, list[str]] = {}
+        self._calls: dict[int, list[ToolCallDelta]] = {}
 
     def add(self, event: events.Event) -> None:
         """Raises `Exhausted` once the response is sure to be too large to be sent.
@@ -302,6 +312,7 @@ class ResponseBuilder:
                 sample.origins.extend(delta.origins)
                 sample.logprobs.extend(delta.logprobs)
                 self._texts.setdefault(event.sample_index, []).append(event.text)
+                self._calls.setdefault(event.sample_index, []).extend(event.calls)
                 self._count(_content_bytes(delta))
             case events.Finished():
                 self._response.finished.CopyFrom(finished_of(event))
@@ -323,6 +334,8 @@ class ResponseBuilder:
             sample = self._samples.get(index, pb.Sample())
             sample.sample_index = index
             sample.text = "".join(self._texts.get(index, ()))
+            calls = calls_of(self._calls.get(index, ()))
+            sample.tool_calls.extend(map(message_of_call, calls))
             self._response.samples.append(sample)
         self._refuse_if_more(self._response.ByteSize())
         return self._response
@@ -332,7 +345,8 @@ def _content_bytes(delta: pb.TokenDelta) -> int:
     """Of a delta: what an answer holds that is made of it, less the heads of fields."""
     ids = sum(max(1, -(-token_id.bit_length() // 7)) for token_id in delta.token_ids)
     logprobs = pb.Sample(logprobs=delta.logprobs).ByteSize() if delta.logprobs else 0
-    return len(delta.text.encode()) + ids + len(delta.origins) + logprobs
+    calls = sum(len(call.arguments.encode()) for call in delta.tool_calls)
+    return len(delta.text.encode()) + calls + ids + len(delta.origins) + logprobs
 
 
 def model_info_of(

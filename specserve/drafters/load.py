@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specserve.backends.base import Backend
-from specserve.drafters.attach_calibration import attach
+from specserve.drafters.attach_calibration import attach, confidence_head
 from specserve.drafters.backbone import load_backbone, load_projector
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialects import read_draft_spec
@@ -97,6 +97,8 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
     if options.calibrated and target is not None:
         folders = [folder] if options.local_head is None else [folder, options.local_head]
         calibration = find_calibration(folders, target.folder)
+        if calibration is None and confidence_head(drafter) is not None:
+            _LOG.info("%s: its confidences are not calibrated; `specserve calibrate` does", folder)
         if calibration is not None:
             try:
                 attach(drafter, calibration, options.device)

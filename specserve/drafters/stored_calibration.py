@@ -56,6 +56,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     # Mean survivals by position, by how rows are verified: "greedy" or a method. What a service
     # expects of the drafter before it has seen any of its blocks.
     acceptance: dict[str, list[Probability]] = {}
+    asked: str = ""  # what the texts answer: a name and a digest; older files do not say
 
 
 def weights_hash(models: Sequence[Path]) -> str:

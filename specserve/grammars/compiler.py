@@ -110,7 +110,7 @@ def compiler_of(model: Path, spec: ModelSpec) -> GrammarCompiler:
 def compiled(grammar: Grammar, tokens: llguidance.LLTokenizer) -> llguidance.LLMatcher:
     """At the beginning of a text, with what the first mask needs. Raises InvalidField."""
     try:
-        source = source_of(grammar)
+        source = source_of(grammar, tokens)
     except ValueError as error:
         raise unusable(grammar, str(error)) from error
     matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=LIMITS)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Grammars in the words of llguidance, the library that runs them, and its limits.
 
-Knows no tokenizer and no requests.
+Knows no requests.
 """
 
 import json
@@ -12,6 +12,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from specserve.errors import InvalidField
+from specserve.grammars.structural_tags import lark_of
 from specserve.types import Grammar, GrammarKind
 
 MAX_CHARS = 64 * 1024  # of a grammar
@@ -19,7 +20,7 @@ MAX_STATES = 50_000  # of its lexer, of 1 to 2 KiB
 _MAX_PROBLEM_CHARS = 300
 # As Python's json writes it, and therefore most of what models have read. Blanks of any number are
 # what a model that knows nothing to say goes on with.
-_JSON_STYLE: "JsonCompileOptions" = {
+JSON_STYLE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -31,12 +32,12 @@ if TYPE_CHECKING:  # of which there is nothing else
 LIMITS = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
 
 
-def source_of(grammar: Grammar) -> str:
-    """What llguidance compiles. Raises ValueError where it is not even that."""
+def source_of(grammar: Grammar, tokens: llguidance.LLTokenizer) -> str:
+    """What llguidance compiles for `tokens`. Raises ValueError where it is not even that."""
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
+            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(text)
         case GrammarKind.GRAMMAR:
@@ -45,6 +46,8 @@ def source_of(grammar: Grammar) -> str:
             choices: list[str] = json.loads(text)
             lark = "start: " + " | ".join(map(json.dumps, choices))
             return llguidance.LLMatcher.grammar_from_lark(lark)
+        case GrammarKind.STRUCTURAL_TAG:
+            return llguidance.LLMatcher.grammar_from_lark(lark_of(text, tokens, {**JSON_STYLE}))
 
 
 def unusable(grammar: Grammar, problem: str) -> InvalidField:

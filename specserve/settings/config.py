@@ -57,6 +57,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
     # neutral values for the rest | none: those for all.
     generation_config: str = "auto"
+    # How the model writes tool calls: auto, as its chat template has them | hermes | llama3_json.
+    tool_call_parser: str = "auto"
     ballast: str | None = None  # e.g. "60M": pad the target to this cost; it says the same
     # Tokens, prompt and answer; None: the model's own.
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
@@ -120,6 +122,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_cert: Text | None = None  # PEM files; None: no TLS
     tls_key: Text | None = None
     lenient: bool = False  # unknown fields of HTTP bodies are left out with a warning, not refused
+    # Responses of /v1/responses that can be asked for again, of all keys together; 0: none.
+    max_stored_responses: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
+    stored_responses_memory: Text = "256MiB"  # of them together
+    stored_responses_ttl_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)] = 3600.0  # since their end
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     # That probes say "draining" before new requests are refused: for balancers to look away.

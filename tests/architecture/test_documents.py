@@ -1,14 +1,13 @@
-"""Documents lead somewhere: links, paths and commands exist, pages and results are named."""
+"""Documents lead somewhere: links, paths and modules exist, pages and results are named.
 
-import argparse
+Commands that they show are in `tests/docs`.
+"""
+
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from specserve.cli import build_parser
 from tests.architecture.sources import PACKAGES, ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -21,7 +20,6 @@ CURRENT = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "bench/README.md", "bench/LOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-GUIDES = [ROOT / "README.md", ROOT / "docs" / "running.md"]
 
 
 def documents() -> list[Path]:
@@ -75,27 +73,6 @@ def lost_entries(text: str, titles: list[str]) -> list[str]:
     ]
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """`specserve ...` as it is typed in blocks and in sentences, in words."""
-    blocks = "\n".join(FENCE.findall(text))
-    lines = [line for line in blocks.splitlines() if line.startswith("specserve ")]
-    sentences = IN_BACKTICKS.findall(FENCE.sub("", text))
-    for line in [*lines, *(words for words in sentences if words.startswith("specserve "))]:
-        yield shlex.split(line, comments=True)[1:]
-
-
-def is_understood(words: list[str]) -> bool:
-    """Whether the command line takes these words; of `train`, whether there is such a kind."""
-    if words[0].isupper():  # COMMAND
-        return True
-    if words[0] == "train" and len(words) > 1:
-        words = [words[0], words[1].split("|")[0], *words[2:]]
-    try:
-        return not build_parser().parse_known_args(words)[1]
-    except (SystemExit, argparse.ArgumentError):
-        return False
-
-
 def modules(text: str) -> set[str]:
     """What `python -m` is told."""
     found = {name.rstrip(".") for name in re.findall(r"python -m ([\w.]+)", text)}
@@ -115,13 +92,6 @@ def test_every_relative_link_leads_somewhere(page):
 @pytest.mark.parametrize("page", CURRENT, ids=named)
 def test_every_path_that_is_named_is_there(page):
     assert lost_paths(page.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=named)
-def test_every_command_that_is_shown_is_understood(page):
-    found = list(commands(page.read_text(encoding="utf-8")))
-    assert len(found) > 5
-    assert [words for words in found if not is_understood(words)] == []
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=named)
@@ -197,9 +167,5 @@ def test_what_leads_nowhere_is_found(tmp_path):
         "11-27",
         "11-28 gone",
     ]
-    shown = list(commands("```\nspecserve launch --gone  # so\n```\n`specserve audit --quick`"))
-    assert shown == [["launch", "--gone"], ["audit", "--quick"]]
-    assert [is_understood(words) for words in shown] == [False, True]
-    assert not is_understood(["train", "gone"])
     assert modules("`python -m bench.gone --quick`, python -m bench.NAME") == {"bench.gone"}
     assert not is_runnable("bench.gone")

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from bench import command_line
 from bench.command_line import progress_bar
 from bench.configurations import __main__ as configurations
 
@@ -35,3 +36,16 @@ def test_the_bar_counts_what_is_done_and_tells_what_comes_and_how_long_it_takes(
     assert "three" in said
     assert said.count("0:00:0") > 3
     assert "3/3" in said
+
+
+def test_without_a_terminal_it_is_a_line_now_and_then(monkeypatch):
+    monkeypatch.setattr(command_line, "_LINE_EVERY_S", 0.0)
+    log = io.StringIO()
+    with progress_bar(2, Console(file=log, width=100)) as advance:
+        advance("one")
+        advance("two")
+    said = log.getvalue().splitlines()
+    assert said[:2] == [
+        "0 of 2 after 0.0 minutes; now one",
+        "1 of 2 after 0.0 minutes; now two",
+    ]

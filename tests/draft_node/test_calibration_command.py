@@ -16,6 +16,7 @@ from rich.console import Console
 
 from draft_node.calibration import plot
 from draft_node.calibration.run import calibrate
+from draft_node.calibration.texts import name_of_prompts
 from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.cli import main
@@ -80,6 +81,7 @@ def test_chats_that_no_training_learns_are_calibrated_on(folder, tmp_path):
     store.add(300, chats, VOCAB)
     calibration, said = run(make_job(folder, drafter, data=store.folder))
     assert calibration.num_texts == 8
+    assert calibration.asked == name_of_prompts(store.folder)
     assert "accept length" in said
     command = [
         sys.executable,

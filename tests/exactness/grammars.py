@@ -7,6 +7,9 @@ import re
 import llguidance
 import msgspec
 
+from specserve.api.tools.formats import LLAMA3_JSON
+from specserve.api.tools.grammar import grammar_of
+from specserve.api.tools.tool import Tool, ToolUse
 from specserve.grammars.compiler import GrammarCompiler
 from specserve.types import Grammar, GrammarKind, Request
 from tests.exactness.speculative import MIXTURES, VOCAB_SIZE, requests
@@ -48,11 +51,36 @@ SCHEMA = {
 REGEX = "[a-e]{2,6}( [0-9]{1,3}){0,3}"
 NESTED = 'start: "[" start "]" | /[0-9]{1,2}/'
 CHOICES = ["true", "the", "12", "null"]
+# Functions that have to be called, of which one is called in a few tokens.
+TOOLS = (Tool(name="go"), Tool(name="f", parameters=SCHEMA))
+# Any text, special tokens as well, in which a bracket begins a truth value.
+TAGGED = {
+    "type": "triggered_tags",
+    "triggers": ["["],
+    "tags": [
+        {
+            "type": "tag",
+            "begin": "[",
+            "content": {"type": "json_schema", "json_schema": {"type": "boolean"}},
+            "end": "]",
+        }
+    ],
+}
+
+
+def forced_calls() -> Grammar:
+    grammar = grammar_of(LLAMA3_JSON, ToolUse(tools=TOOLS, is_required=True), None)
+    assert grammar is not None
+    return grammar
+
+
 GRAMMARS = [
     Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
     Grammar(GrammarKind.REGEX, REGEX),
     Grammar(GrammarKind.GRAMMAR, NESTED),
     Grammar(GrammarKind.CHOICE, json.dumps(CHOICES)),
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"format": TAGGED})),
+    forced_calls(),
 ]
 
 
@@ -84,6 +112,16 @@ def is_valid(text: str, grammar: Grammar) -> bool:
             return re.fullmatch(rf"\[{{{depth}}}[0-9]{{1,2}}\]{{{depth}}}", text) is not None
         case GrammarKind.CHOICE:
             return text in CHOICES
+        case GrammarKind.STRUCTURAL_TAG if grammar == forced_calls():
+            return _is_call(text)
+        case GrammarKind.STRUCTURAL_TAG:
+            return all(re.match(r"(true|false)\]", part) for part in text.split("[")[1:])
+
+
+def _is_call(text: str) -> bool:
+    call = json.loads(text)
+    arguments = call.pop("parameters")
+    return arguments == {} if call == {"name": "go"} else _is_instance(arguments)
 
 
 def _is_instance(value: dict) -> bool:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from specserve.sampling.verification.method import VerificationMethod
-from specserve.types import FinishReason, Terminal
+from specserve.types import FinishReason, Grammar, Terminal
 from target_node.speculation.miss_policy import Miss
-from tests.exactness.grammars import compiler, is_valid, structured, text_of
+from tests.exactness.grammars import compiler, forced_calls, is_valid, structured, text_of
 from tests.exactness.speculative import Models, RandomBudget, make_models, run
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.in_process_pair import InProcessPair
@@ -34,20 +34,21 @@ def plain(models) -> dict:
     return run(target, REQUESTS, at_once=1)
 
 
-def num_valid(found: dict) -> int:
-    """Complete answers in a form, all of which have to be valid."""
-    count = 0
+def valid(found: dict) -> list[Grammar]:
+    """The forms of complete answers, all of which have to be valid."""
+    forms = []
     for (name, _), (token_ids, _, reasons) in found["samples"].items():
         if (grammar := GRAMMARS[name]) is not None and reasons == [FinishReason.STOP]:
             assert is_valid(text_of(token_ids), grammar), (text_of(token_ids), grammar)
-            count += 1
-    return count
+            forms.append(grammar)
+    return forms
 
 
 def test_all_that_is_complete_is_valid(plain):
     ends = {plain["ends"][name][0] for name, grammar in GRAMMARS.items() if grammar is not None}
     assert ends == {Terminal.FINISHED}
-    assert num_valid(plain) >= 8
+    assert len(valid(plain)) >= 8
+    assert forced_calls() in valid(plain)
 
 
 @pytest.mark.parametrize(
@@ -112,5 +113,5 @@ def test_under_the_ratio_test_all_that_is_complete_is_valid(models, method):
         grammars=compiler(),
     )
     unseeded = [msgspec.structs.replace(request, seeded_by_user=False) for request in REQUESTS]
-    assert num_valid(run(target, unseeded, at_once=6)) >= 8
+    assert len(valid(run(target, unseeded, at_once=6))) >= 8
     assert sum(end.stats.num_accepted_tokens for end in target.ends.values()) > 10

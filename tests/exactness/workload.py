@@ -24,12 +24,13 @@ class SeededRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All of an answer that must not depend on the company: tokens, texts, reasons, logprobs."""
+    """All of an answer that must not depend on the company: tokens, texts, calls and the like."""
 
     token_ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     finish_reasons: tuple[str, ...]
     logprobs: tuple[object, ...]
+    calls: tuple[tuple[str, str], ...] = ()  # names and arguments, of all samples
 
 
 def prompts() -> list[str]:
@@ -145,6 +146,11 @@ async def _run(
             logprobs=(
                 *(sample.logprobs for sample in answer.samples),
                 answer.prompt.prompt_logprobs,
+            ),
+            calls=tuple(
+                (call.name, call.arguments)
+                for sample in answer.samples
+                for call in sample.tool_calls
             ),
         )
 

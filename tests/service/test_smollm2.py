@@ -31,9 +31,32 @@ IN_A_FORM = [
     )
     for seed, name in enumerate(("France", "Japan", "Peru"))
 ]
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 16}, "days": {"enum": [1, 3, 7]}},
+        "required": ["city", "days"],
+    },
+}
+FORCED = {
+    "tools": [{"type": "function", "function": WEATHER}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 64,
+}
+CALLS = [
+    SeededRequest(
+        [ChatMessage("user", "How will the weather be in Paris this week?")],
+        FORCED | {"seed": seed, "temperature": temperature},
+    )
+    for seed, temperature in enumerate((0, 1))
+]
 REQUESTS = [
     SeededRequest(QUESTION, {"temperature": 0, "max_tokens": 32}),
     *IN_A_FORM,
+    *CALLS,
     *chat_requests(16),
 ]
 # Several ranks on few cores take their time: the question, and three that are answered shortly.
@@ -61,6 +84,23 @@ def test_answers_in_a_form_are_valid(plain: list[Outcome]):
         assert len(country["name"]) <= 16
         assert len(country["capital"]) <= 16
         assert 1 <= country["millions"] <= 2000
+
+
+@pytest.mark.slow
+def test_calls_are_of_functions_and_their_schemas(plain: list[Outcome]):
+    outcomes = plain[1 + len(IN_A_FORM) :][: len(CALLS)]
+    for outcome in outcomes:
+        ((name, arguments),) = outcome.calls
+        found = json.loads(arguments)
+        assert (name, outcome.texts, outcome.finish_reasons) == (
+            "get_weather",
+            ("",),
+            ("tool_calls",),
+        )
+        assert list(found) == ["city", "days"]
+        assert len(found["city"]) <= 16
+        assert found["days"] in (1, 3, 7)
+    assert "Paris" in outcomes[0].calls[0][1]
 
 
 @pytest.mark.slow

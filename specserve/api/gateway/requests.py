@@ -28,7 +28,6 @@ _REQUEST = {
     "media_refs": "the models served here read text alone",
 }
 _SAMPLING = {
-    "structural_tag": "is not served; send one of json_schema, regex, grammar, json_object, choice",
     "truncate_prompt_tokens": "a prompt is served as it is, or refused",
 }
 _SAME = (  # under the same names, and 0 means 0

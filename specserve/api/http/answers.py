@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from specserve.api.events import Finished, PromptInfo, SampleEnd, SpecRecord, TokenDelta, Usage
+from specserve.api.tools.tool import ToolCall, ToolCallDelta, calls_of
 from specserve.types import Logprobs, TokenOrigin
 
 Json = dict[str, Any]
@@ -89,6 +90,7 @@ class Sample:
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
+        self._calls: list[ToolCallDelta] = []
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
         self.origins: list[TokenOrigin] = []
@@ -99,8 +101,13 @@ class Sample:
     def text(self) -> str:
         return "".join(self._pieces)
 
+    @property
+    def calls(self) -> list[ToolCall]:
+        return calls_of(self._calls)
+
     def add(self, delta: TokenDelta) -> None:
         self._pieces.append(delta.text)
+        self._calls += delta.calls
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.origins += delta.origins

@@ -1,6 +1,7 @@
 # pyright: strict
 """All paths of the HTTP front end, and what is answered where there is none."""
 
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,13 +17,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve import __version__
 from specserve.api.figure_names import renamed
-from specserve.api.http.bodies import DetokenizeBody, TokenizeBody, read_body
+from specserve.api.http.bodies import PLAIN, DetokenizeBody, TokenizeBody, read_body
 from specserve.api.http.connection import Gone, read_content, refuse_unread, warning_of
 from specserve.api.http.generation import ChatCompletions, Completions
 from specserve.api.http.guard import KeyRequired, KnownHostRequired
 from specserve.api.http.hosts import KnownHosts
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
+from specserve.api.http.responses.asked_again import Cancellation, InputItems, OneResponse
+from specserve.api.http.responses.endpoint import Responses
+from specserve.api.http.responses.kept import Kept
+from specserve.api.http.responses.store import Store, bounds_of
 from specserve.api.http.to_calls import chat_options, messages_of
 from specserve.api.http.wrong_paths import WrongPaths
 from specserve.api.live_status import live_status
@@ -54,9 +59,17 @@ class _Paths:
 
     def app(self) -> Starlette:
         service, lenient = self._service, self._is_lenient
+        kept = Store[Kept](bounds_of(service.config.server))
+        one, cancellation, items = (
+            kind(kept, service.tokenizer) for kind in (OneResponse, Cancellation, InputItems)
+        )
         routes = [
             _posts("/v1/completions", Completions(service, is_lenient=lenient)),
             _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
+            _posts("/v1/responses", Responses(service, kept, is_lenient=lenient)),
+            Route("/v1/responses/{response_id}", one, methods=["GET", "DELETE"]),
+            _posts("/v1/responses/{response_id}/cancel", cancellation),
+            Route("/v1/responses/{response_id}/input_items", items, methods=["GET"]),
             _answers("/v1/models", self.models),
             _answers("/v1/models/{name:path}", self.model),
             _answers("/tokenize", self.tokenize, "POST"),
@@ -74,9 +87,11 @@ class _Paths:
         return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
     async def models(self, request: Request) -> Response:
+        """The one model that is served, in OpenAI's form, with its context."""
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
+        """The same of one; 404 for another name."""
         self._require(request.path_params["name"])
         return _json(self._model())
 
@@ -99,7 +114,8 @@ class _Paths:
 
     async def tokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, ignored = read_body(content, TokenizeBody, is_lenient=self._is_lenient)
+        lenient = self._is_lenient
+        body, ignored = read_body(content, TokenizeBody, is_lenient=lenient, reading=PLAIN)
         self._require(body.model)
         tokenizer = self._service.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -124,7 +140,8 @@ class _Paths:
 
     async def detokenize(self, request: Request) -> Response:
         content = await self._content(request)
-        body, ignored = read_body(content, DetokenizeBody, is_lenient=self._is_lenient)
+        lenient = self._is_lenient
+        body, ignored = read_body(content, DetokenizeBody, is_lenient=lenient, reading=PLAIN)
         self._require(body.model)
         check_token_ids("tokens", body.tokens, self._service.ready.vocab_size)
         tokenizer = self._service.tokenizer
@@ -144,19 +161,23 @@ class _Paths:
         return _json({"status": state}, 200 if state in _SERVING else 503)
 
     async def version(self, request: Request) -> Response:
+        """Of specserve."""
         return _json({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
+        """All counts, as Prometheus reads them."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def status(self, request: Request) -> Response:
+        """What the page shows, while the service loads and drains, too."""
         return _json(live_status(self._service))
 
     async def page(self, request: Request) -> Response:
-        """It needs nothing but this server, and may ask for nothing else."""
+        """The page, which needs nothing but this server, and may ask for nothing else."""
         return Response(self._page.content, headers=self._page.headers, media_type="text/html")
 
     async def server_info(self, request: Request) -> Response:
+        """State, topology, model and load."""
         service = self._service
         hub = service.hub
         return _json(
@@ -194,6 +215,7 @@ def _posts(path: str, endpoint: ASGIApp) -> Route:
 def _answers(path: str, answer: Answer, method: str = "GET") -> Route:
     """Errors become answers; nothing leaves untranslated."""
 
+    @functools.wraps(answer)
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)

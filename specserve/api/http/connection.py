@@ -128,8 +128,8 @@ class Reply:
     async def refuse(self, refusal: Refusal) -> None:
         """With a status, or within a stream that has begun."""
         if self.has_begun:
-            await self._event(refusal.body)
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self.written(refusal.body)
+            await self.end()
             return
         await self.content(refusal.body, refusal.code, _JSON | refusal.headers)
 
@@ -140,19 +140,29 @@ class Reply:
 
     async def event(self, body: Any) -> None:  # noqa: ANN401 - what JSON holds
         """One event of a stream, which begins with the first."""
-        if not self.has_begun:
-            await self._begin(200, _EVENTS)
-        await self._event(msgspec.json.encode(body))
+        await self.written(msgspec.json.encode(body))
 
-    async def done(self) -> None:
-        """The stream is over."""
-        await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
-
-    async def _event(self, body: bytes) -> None:
+    async def written(self, body: bytes, kind: str | None = None) -> None:
+        """The same of JSON, under the name `kind` if it has one."""
+        await self.begin_stream()
         for end, escaped in _LINE_ENDS:
             body = body.replace(end, escaped)
-        content = b"data: " + body + b"\n\n"
+        name = b"" if kind is None else b"event: " + kind.encode() + b"\n"
+        content = name + b"data: " + body + b"\n\n"
         await self._send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def begin_stream(self) -> None:
+        """Whose first event may be long in coming."""
+        if not self.has_begun:
+            await self._begin(200, _EVENTS)
+
+    async def done(self) -> None:
+        """The stream is over, as completions and chats end theirs."""
+        await self._send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    async def end(self) -> None:
+        """The stream is over, as its last event has said."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True

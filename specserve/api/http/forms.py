@@ -18,6 +18,7 @@ from specserve.api.http.answers import (
     ending_of,
 )
 from specserve.api.http.completion_logprobs import Echo, TextOffsets, completion_logprobs
+from specserve.api.tools.tool import ToolCall, ToolCallDelta
 from specserve.types import Logprobs
 
 
@@ -34,8 +35,8 @@ class Form(Protocol):
         """Before a choice's first piece; None: nothing."""
         ...
 
-    def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
-        """What one round brought, which `gathered` has already."""
+    def pieces(self, gathered: Gathered, index: int, delta: TokenDelta) -> list[Json]:
+        """What one round brought, which `gathered` has already: one choice for each chunk."""
         ...
 
     def closing(self, gathered: Gathered, index: int) -> Json: ...
@@ -83,10 +84,10 @@ class CompletionForm:
         text = self._echo(index).text
         return {"index": index, "text": text, "logprobs": logprobs, **ending_of(None)}
 
-    def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
+    def pieces(self, gathered: Gathered, index: int, delta: TokenDelta) -> list[Json]:
         logprobs = self._logprobs(index, delta.logprobs or [])
         choice = {"index": index, "text": delta.text, "logprobs": logprobs, **ending_of(None)}
-        return choice | self._details.of(delta)
+        return [choice | self._details.of(delta)]
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         end = gathered.samples[index].end
@@ -124,9 +125,12 @@ class ChatForm:
 
     def whole(self, gathered: Gathered, index: int) -> Json:
         sample = gathered.samples[index]
+        message: Json = {"role": "assistant", "content": sample.text}
+        if calls := sample.calls:
+            message |= {"content": sample.text or None, "tool_calls": [_call(c) for c in calls]}
         choice = {
             "index": index,
-            "message": {"role": "assistant", "content": sample.text},
+            "message": message,
             "logprobs": self._logprobs(sample.logprobs),
             **ending_of(sample.end),
         }
@@ -135,10 +139,13 @@ class ChatForm:
     def opening(self, gathered: Gathered, index: int) -> Json | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, Sample())
 
-    def piece(self, gathered: Gathered, index: int, delta: TokenDelta) -> Json:
-        choice = self._chunk(index, {"content": delta.text}, Sample())
-        choice["logprobs"] = self._logprobs(delta.logprobs or [])
-        return choice | self._details.of(delta)
+    def pieces(self, gathered: Gathered, index: int, delta: TokenDelta) -> list[Json]:
+        """A chunk for each piece of a call: some clients put two of one chunk together badly."""
+        said: list[Json] = [{"content": delta.text}] if delta.text or not delta.calls else []
+        said += [{"tool_calls": [_piece_of_call(each)]} for each in delta.calls]
+        first, *others = [self._chunk(index, each, Sample()) for each in said]
+        first["logprobs"] = self._logprobs(delta.logprobs or [])
+        return [first | self._details.of(delta), *others]
 
     def closing(self, gathered: Gathered, index: int) -> Json:
         return self._chunk(index, {}, gathered.samples[index])
@@ -148,3 +155,16 @@ class ChatForm:
 
     def _logprobs(self, positions: Sequence[Logprobs]) -> Json | None:
         return chat_logprobs(positions) if self._has_logprobs else None
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _piece_of_call(piece: ToolCallDelta) -> Json:
+    """The first has all but arguments, which come in the others."""
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    call = ToolCall(piece.call_id or "", piece.name, piece.arguments)
+    return {"index": piece.index, **_call(call)}

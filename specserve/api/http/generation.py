@@ -1,45 +1,30 @@
 # pyright: strict
 """POST /v1/completions and /v1/chat/completions: a body in, an answer or a stream of chunks out."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from specserve.api.call import GenerateCall
 from specserve.api.events import Event, Finished, PromptInfo, TokenDelta
 from specserve.api.http.answer_size import require_answer_size
 from specserve.api.http.answers import Gathered, Head, Json, TokenDetails
-from specserve.api.http.bodies import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    StreamOptions,
-    read_body,
-)
+from specserve.api.http.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from specserve.api.http.completion_logprobs import Echo, echo_of, prompt_logprobs
-from specserve.api.http.connection import (
-    Gone,
-    Reply,
-    read_content,
-    refuse_unread,
-    unless_gone,
-    warning_of,
-)
+from specserve.api.http.connection import Reply
+from specserve.api.http.endpoint import BodyEndpoint, within_traces
 from specserve.api.http.forms import ChatForm, CompletionForm, Form
 from specserve.api.http.merged import merged, scored
-from specserve.api.http.refusals import Refused, refusal_of
 from specserve.api.http.to_calls import call_of_chat, calls_of_completion, new_id
 from specserve.api.service import Service
-from specserve.api.tracing import trace_context
 from specserve.errors import InvalidField
 from specserve.validation import MAX_SAMPLES, check_prompt_len
 
-_LARGE_BYTES = 64 * 1024  # of a body that takes longer than a millisecond to read
 _MANY_LOGPROBS = 1000  # positions of an answer that takes milliseconds to write
 
 
@@ -53,46 +38,8 @@ class Asked(NamedTuple):
     is_scored: bool = False  # no sample has tokens
 
 
-class GenerationEndpoint(ABC, Generic[Body]):
-    """An ASGI application for one path."""
-
-    kind: type[Body]
-
-    def __init__(self, service: Service, *, is_lenient: bool) -> None:
-        self.service = service
-        self._is_lenient = is_lenient
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            content = await read_content(scope, receive, self.service.max_message_bytes)
-        except Gone:
-            return
-        except Refused as error:
-            self.service.refused(error.code)
-            await refuse_unread(error.refusal, receive, send)
-            return
-        await unless_gone(receive, self._answer(scope, content, send))
-
-    async def _answer(self, scope: Scope, content: bytes, send: Send) -> None:
-        reply = Reply(send)
-        try:
-            with self.service.before_session():
-                self.service.require_place()  # nothing is parsed or encoded for who finds none
-                body, ignored = await self._read(content)
-                reply = Reply(send, warning_of(ignored))
-                asked, options = await self._checked(body)
-            await self._serve(asked, options, scope, reply)
-        except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
-            await reply.refuse(refusal_of(error))
-
-    async def _read(self, content: bytes) -> tuple[Body, list[str]]:
-        """As `read_body`, and elsewhere where that takes long."""
-
-        def read() -> tuple[Body, list[str]]:
-            return read_body(content, self.kind, is_lenient=self._is_lenient)
-
-        is_large = len(content) > _LARGE_BYTES
-        return await self.service.tokenizer.off_loop(read) if is_large else read()
+class GenerationEndpoint(BodyEndpoint[Body, tuple[Asked, StreamOptions | None]]):
+    """One of choices."""
 
     @abstractmethod
     async def asked(self, body: Body) -> Asked:
@@ -102,7 +49,7 @@ class GenerationEndpoint(ABC, Generic[Body]):
     def streams(self, body: Body) -> StreamOptions | None:
         """How the answer is streamed; None: it comes as a whole."""
 
-    async def _checked(self, body: Body) -> tuple[Asked, StreamOptions | None]:
+    async def checked(self, body: Body) -> tuple[Asked, StreamOptions | None]:
         """What `asked` and `streams` say, which go together. Raises SpecserveError."""
         asked, options = await self.asked(body), self.streams(body)
         if options is not None and asked.has_prompt_logprobs:
@@ -111,11 +58,12 @@ class GenerationEndpoint(ABC, Generic[Body]):
         require_answer_size(asked.calls, self.service.limits, is_whole=options is None)
         return asked, options
 
-    async def _serve(
-        self, asked: Asked, options: StreamOptions | None, scope: Scope, reply: Reply
+    async def serve(
+        self, checked: tuple[Asked, StreamOptions | None], scope: Scope, reply: Reply
     ) -> None:
+        asked, options = checked
         if self.service.tracer is not None:
-            asked = asked._replace(calls=_within_traces(asked.calls, scope))
+            asked = asked._replace(calls=within_traces(asked.calls, scope))
         head = Head(new_id(asked.form.prefix), asked.form.kind, self.service.ready.model)
         ready = self.service.ready
         # No place is made for samples that the session will refuse.
@@ -191,8 +139,8 @@ class _Chunks:
                 index = self._gathered.index(call, event.sample_index)
                 opening = self._open(index)
                 self._gathered.add_delta(call, event)
-                piece = self._chunk(self._form.piece(self._gathered, index, event))
-                return [*opening, piece, *(self._close(index) if event.end else [])]
+                pieces = map(self._chunk, self._form.pieces(self._gathered, index, event))
+                return [*opening, *pieces, *(self._close(index) if event.end else [])]
             case Finished():
                 self._gathered.finish(call, event)
                 indices = [self._gathered.index(call, n) for n in range(self._num_samples)]
@@ -288,13 +236,6 @@ class ChatCompletions(GenerationEndpoint[ChatBody]):
 
     def streams(self, body: ChatBody) -> StreamOptions | None:
         return (body.stream_options or StreamOptions()) if body.stream else None
-
-
-def _within_traces(calls: Sequence[GenerateCall], scope: Scope) -> list[GenerateCall]:
-    """The same calls, below the span that the request's headers name."""
-    headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-    trace = trace_context(headers)
-    return [msgspec.structs.replace(call, trace=trace) for call in calls]
 
 
 def _told_of_prompt(asked: Asked, gathered: Gathered, call: int) -> Json:

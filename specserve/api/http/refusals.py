@@ -101,9 +101,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 def _field_of(error: SpecserveError) -> str | None:
-    if isinstance(error, NotFound):
-        return "model"
-    return error.field if isinstance(error, InvalidField) else None
+    return error.field if isinstance(error, InvalidField | NotFound) else None
 
 
 def too_slow(limit_s: float) -> Refusal:

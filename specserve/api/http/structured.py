@@ -26,20 +26,24 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenAI's."""
+    """OpenAI's; the last three are vLLM's for structural tags, in its two forms."""
 
-    type: str
+    type: str  # text, json_object or json_schema
     json_schema: JsonSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's; one of them."""
 
-    json: Schema | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    choice: list[str] | None = None
+    json: Schema | None = None  # JSON of this schema, an object or its text
+    json_object: bool | None = None  # any JSON object
+    regex: str | None = None  # the whole text matches, without looking around or back
+    grammar: str | None = None  # context-free, in Lark's EBNF or in GBNF
+    choice: list[str] | None = None  # one of 1 to 1024 texts
+    structural_tag: Schema | None = None  # text with parts of given forms, as of xgrammar
 
 
 class AsksForForm(Protocol):
@@ -90,9 +94,13 @@ def _of_format(body: AsksForForm) -> Iterator[Grammar]:
             problem = "is missing; it must be an object with a schema"
             raise InvalidField("response_format.json_schema", problem)
         yield _json(form.json_schema.schema, "response_format.json_schema.schema")
+    elif form.type == "structural_tag":
+        fields = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
+        given = {name: value for name, value in fields.items() if value is not None}
+        yield _structural_tag(given, "response_format")
     else:
-        problem = f"{form.type[:64]!r} is not served; send text, json_object or json_schema"
-        raise Unsupported(f"response_format.type: {problem}")
+        known = "text, json_object, json_schema or structural_tag"
+        raise Unsupported(f"response_format.type: {form.type[:64]!r} is not served; send {known}")
 
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> list[Grammar]:
@@ -101,8 +109,12 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> list[Grammar]:
     if wanted.json_object:
         field = "structured_outputs.json_object"
         found.append(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, field))
+    if wanted.structural_tag is not None:
+        field = "structured_outputs.structural_tag"
+        found.append(_structural_tag(wanted.structural_tag, field))
     if not found:
-        problem = "is empty; it must have one of json, json_object, regex, grammar, choice"
+        forms = "json, json_object, regex, grammar, choice, structural_tag"
+        problem = f"is empty; it must have one of {forms}"
         raise InvalidField("structured_outputs", problem)
     return found
 
@@ -130,5 +142,12 @@ def _of_forms(
 
 
 def _json(schema: Schema, field: str) -> Grammar:
-    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    return Grammar(GrammarKind.JSON_SCHEMA, text, field)
+    return Grammar(GrammarKind.JSON_SCHEMA, _text_of(schema), field)
+
+
+def _structural_tag(document: Schema, field: str) -> Grammar:
+    return Grammar(GrammarKind.STRUCTURAL_TAG, _text_of(document), field)
+
+
+def _text_of(document: Schema) -> str:
+    return document if isinstance(document, str) else msgspec.json.encode(document).decode()

@@ -20,6 +20,7 @@ from specserve.api.call import (
 )
 from specserve.api.http.bodies import ChatBody, CompletionBody, Message, Prompts, TokenizeBody
 from specserve.api.http.structured import grammar_of
+from specserve.api.http.tool_bodies import tool_calls_of, tool_use_of, tools_of
 from specserve.errors import InvalidField
 from specserve.settings.config import DAY_S
 from specserve.types import SamplingParams
@@ -72,19 +73,29 @@ def call_of_chat(body: ChatBody, limits: Limits, defaults: SamplingParams) -> Ge
     logprobs = asked if body.logprobs else None
     sampling = msgspec.structs.replace(sampling, logprobs=logprobs)
     call = _call(body, messages_of(body.messages), sampling, 0)
-    return msgspec.structs.replace(call, chat=chat_options(body))
+    options = chat_options(body)
+    use = tool_use_of(body, options.tools)
+    if use is None:  # a model that may call nothing is told of nothing
+        options = msgspec.structs.replace(options, tools=())
+    return msgspec.structs.replace(call, chat=options, tools=use)
 
 
 def messages_of(messages: list[Message]) -> list[ChatMessage]:
     """`developer` is what newer clients call the system."""
     if not messages:
         raise InvalidField("messages", "is empty; it must have at least 1 message")
-    return [
-        ChatMessage(
-            "system" if each.role == "developer" else each.role, each.text(f"messages[{index}]")
-        )
-        for index, each in enumerate(messages)
-    ]
+    return [_message_of(each, f"messages[{index}]") for index, each in enumerate(messages)]
+
+
+def _message_of(message: Message, where: str) -> ChatMessage:
+    role = "system" if message.role == "developer" else message.role
+    return ChatMessage(
+        role,
+        message.text(where),
+        tool_calls_of(message.tool_calls, role, where),
+        message.tool_call_id,
+        message.name,
+    )
 
 
 def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
@@ -95,6 +106,7 @@ def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
     return ChatOptions(
         begins_answer=body.add_generation_prompt,
         continues_last=body.continue_final_message,
+        tools=tools_of(body.tools),
         variables=body.chat_template_kwargs or {},
     )
 

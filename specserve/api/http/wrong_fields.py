@@ -29,6 +29,7 @@ RANGES = {
     "n": f" from 1 to {MAX_SAMPLES}",
     "max_tokens": " of at least 1",
     "max_completion_tokens": " of at least 1",
+    "max_output_tokens": " of at least 1",
     "min_tokens": " of at least 0",
     "temperature": f" from 0 to {MAX_TEMPERATURE:g}",
     "top_p": " above 0 and at most 1",

@@ -14,6 +14,7 @@ _WRONG_METHOD = 405
 _BODIES = {  # to begin with, of paths that take one
     "/v1/completions": '{"prompt": "Once upon a time"}',
     "/v1/chat/completions": '{"messages": [{"role": "user", "content": "Hello"}]}',
+    "/v1/responses": '{"input": "Hello"}',
     "/tokenize": '{"prompt": "Once upon a time"}',
     "/detokenize": '{"tokens": [1, 2, 3]}',
 }
@@ -26,7 +27,8 @@ class WrongPaths:
     """Knows the routes of an app."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        """Each with one method beside HEAD."""
+        """Those that are named have one method beside HEAD."""
+        self._routes = routes
         plain = [route for route in routes if "{" not in route.path]
         self._methods = {route.path: _method_of(route) for route in plain}
 
@@ -39,7 +41,10 @@ class WrongPaths:
     def _of_method(self, path: str) -> str:
         if path in _BODIES:
             return f"this path takes POST, with a JSON body such as {_BODIES[path]}"
-        return "this path takes GET"
+        for route in self._routes:
+            if route.path_regex.match(path):
+                return f"this path takes {' and '.join(_methods_of(route))}"
+        raise AssertionError(f"no route takes {path}")
 
     def _of_path(self, path: str) -> str:
         if (meant := self._meant(path)) is not None:
@@ -55,5 +60,9 @@ class WrongPaths:
 
 
 def _method_of(route: Route) -> str:
-    (method,) = (route.methods or set()) - {"HEAD"}
+    (method,) = _methods_of(route)
     return method
+
+
+def _methods_of(route: Route) -> list[str]:
+    return sorted((route.methods or set()) - {"HEAD"}, reverse=True)

@@ -1,8 +1,9 @@
 """Arms as the command line has them."""
 
+import msgspec
 import pytest
 
-from bench.configurations.arms import ARM, PAPER_ARMS, read_arm, read_arms
+from bench.configurations.arms import ARM, FULL, PAPER_ARMS, check_methods, read_arm, read_arms
 from bench.services.launch_flags import check_service
 from bench.services.service import Arm
 from specserve.errors import InvalidField, SpecserveError
@@ -86,3 +87,12 @@ def test_two_arms_of_one_name_are_refused():
 def test_what_launch_would_refuse_is_refused_before_anything_is_measured(word, problem):
     with pytest.raises(SpecserveError, match=problem):
         check_service(ARM, read_arm(word, [], "lm"), ["--target", "tiny"])
+
+
+def test_who_would_be_measured_by_no_method_is_refused():
+    asked = msgspec.structs.replace(FULL, methods=(VerificationMethod.REJECTION,))
+    sync = read_arm("C 1: --speculation sync", [], "lm")
+    with pytest.raises(InvalidField, match="rejection: 'C 1' verifies by foreseeable; add --flags"):
+        check_methods([sync], asked)
+    check_methods([read_arm("C 1: --speculation sync --verification rejection", [], "lm")], asked)
+    check_methods([sync], msgspec.structs.replace(asked, temperatures=(0.0,)))

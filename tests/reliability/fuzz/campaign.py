@@ -26,7 +26,8 @@ _NUM_SLICES = 10  # of a campaign: memory is looked at after the first and after
 _FLAGS = (
     "--topology", "1+1", "--speculation", "async", "--oversubscribe", "--http-port", "0",
     "--max-model-len", str(MAX_MODEL_LEN),
-    "--kv-memory", "8MiB",  # all of it has been used by the end of the first slice
+    # All of both has been used by the end of the first slice.
+    "--kv-memory", "8MiB", "--stored-responses-memory", "256KiB",
 )  # fmt: skip
 
 

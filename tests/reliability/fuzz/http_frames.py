@@ -20,15 +20,23 @@ _CHAT: dict[str, object] = {
     "max_completion_tokens": 1, "stream": True, "stream_options": {"include_usage": True},
     "logprobs": True, "top_logprobs": 2, "response_format": {"type": "text"},
 }  # fmt: skip
+_RESPONSE: dict[str, object] = {
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}],
+    "max_output_tokens": 2, "instructions": "a", "metadata": {"a": "b"}, "store": True,
+    "stream": True, "background": False, "previous_response_id": None, "top_logprobs": 1,
+    "include": ["message.output_text.logprobs"], "text": {"format": {"type": "text"}},
+}  # fmt: skip
 _BODIES: dict[str, dict[str, object]] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
+    "/v1/responses": _RESPONSE,
     "/tokenize": {"prompt": "a b", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
 _PATHS = (
     "/v1/models", "/v1/models/tiny", "/health", "/readyz", "/livez", "/version", "/server_info",
-    "/metrics", "/v1/models/..%2f..%2fetc", "/none",
+    "/metrics", "/v1/models/..%2f..%2fetc", "/none", "/v1/responses/resp_1?stream=true",
+    "/v1/responses/resp_1/input_items?limit=1&order=asc", "/v1/responses/resp_1/cancel",
 )  # fmt: skip
 # Most answers are not waited for: whoever leaves early is a hostile client, too.
 _PATIENCE_S = (0.002, 0.002, 0.002, 0.1)

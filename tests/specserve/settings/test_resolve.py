@@ -61,6 +61,15 @@ def test_resolution_changes_no_explicit_wish():
     assert config.engine == wish.engine
 
 
+def test_a_format_of_tool_calls_is_called_as_by_vllm():
+    wrong = Config(model=ModelConfig(tool_call_parser="qwen25"))
+    problem = (
+        r"^model.tool_call_parser: 'qwen25' is not known \(auto, hermes, llama3_json\); type her"
+    )
+    with pytest.raises(InvalidField, match=problem):
+        resolved(wrong)
+
+
 def test_cuda_is_chosen_where_there_are_enough_devices():
     machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
     config = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)

@@ -74,6 +74,7 @@ def request(**fields) -> pb.GenerateRequest:
     return made
 
 
+TAG = '{"format": {"type": "const_string", "value": "a"}}'
 FORMS = {
     "json_schema": ({"json_schema": '{"type": "null"}'}, JSON, '{"type": "null"}'),
     "json_object": ({"json_object": True}, JSON, '{"type": "object"}'),
@@ -82,6 +83,7 @@ FORMS = {
     "choice": (
         {"choice": pb.ChoiceConstraint(choices=["a", "b"])}, GrammarKind.CHOICE, '["a","b"]',
     ),
+    "structural_tag": ({"structural_tag": TAG}, GrammarKind.STRUCTURAL_TAG, TAG),
 }  # fmt: skip
 
 
@@ -99,7 +101,6 @@ def test_a_grammar_that_is_none_is_refused_by_its_field(rig, worker):
 
 
 REFUSED = {
-    "sampling_params.structural_tag: is not served": sampling(structural_tag="{}"),
     "sampling_params.truncate_prompt_tokens: ": sampling(truncate_prompt_tokens=0),
     "kv_transfer_params: ": request(kv_transfer_params=pb.KvTransferParams()),
     "kv_transfer_params_json: ": request(kv_transfer_params_json=""),

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,8 +45,9 @@ def ask(rig) -> Callable[..., Answer]:
 
 
 @pytest.fixture
-def client(rig) -> OpenAI:
-    return OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
+def client(rig) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def events_of(content: bytes) -> list[Any]:

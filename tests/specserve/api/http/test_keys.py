@@ -168,7 +168,8 @@ def test_every_path_takes_a_key(keyed, paths):
         for path, methods in paths.items():
             headers = {"Authorization": f"bearer {key}"}
             answer = send(keyed.url, sorted(methods)[-1], path, headers=headers)
-            assert answer.status in (200, 400), path  # 400: an empty body
+            # 400: an empty body; 404: the name of no response
+            assert answer.status in ((404,) if "{" in path else (200, 400)), path
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC - {"/"}))

@@ -27,7 +27,7 @@ def test_a_full_service_refuses_before_it_reads_or_encodes_anything(make_rig, mo
     rig.target.round_s = 0.01
     with opened(rig, LONG):
         rig.until(lambda: rig.target.num_live == 1)
-        monkeypatch.setattr("specserve.api.http.generation.read_body", None)  # nobody calls it
+        monkeypatch.setattr("specserve.api.http.endpoint.read_body", None)  # nobody calls it
         answers = [send(rig.url, "POST", "/v1/completions", b"no JSON") for _ in range(3)]
     assert [answer.status for answer in answers] == [429] * 3
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)

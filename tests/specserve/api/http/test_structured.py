@@ -15,7 +15,15 @@ from tests.specserve.api.http.conftest import send
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 OPENAIS = {"name": "two", "strict": True, "schema": SCHEMA}
 LARK = 'start: "a" | "b"'
-JSON, REGEX, GRAMMAR, CHOICE = GrammarKind
+JSON, REGEX, GRAMMAR, CHOICE, TAG = GrammarKind
+PART = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
+LIST = {"type": "const_string", "value": "a"}
+
+
+def compact(**fields: object) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
 FORMS = {
     "response_format": ({"type": "json_object"}, JSON, '{"type": "object"}', ""),
     "OpenAI's schema": (
@@ -30,6 +38,19 @@ FORMS = {
     "regex": ({"regex": "[ab]+"}, REGEX, "[ab]+", ".regex"),
     "grammar": ({"grammar": LARK}, GRAMMAR, LARK, ".grammar"),
     "choice": ({"choice": ["a", "ü"]}, CHOICE, '["a","ü"]', ".choice"),
+    "structural tag": ({"type": "structural_tag", "format": LIST}, TAG, compact(format=LIST), ""),
+    "its older form": (
+        {"type": "structural_tag", "structures": [PART], "triggers": ["<"]},
+        TAG,
+        compact(structures=[PART], triggers=["<"]),
+        "",
+    ),
+    "vLLM's": (
+        {"structural_tag": json.dumps({"format": LIST})},
+        TAG,
+        json.dumps({"format": LIST}),
+        ".structural_tag",
+    ),
 }
 CHAT = {"messages": [{"role": "user", "content": "fox"}]}
 
@@ -94,7 +115,8 @@ def test_a_form_that_cannot_be_is_refused_by_name(rig, fields, problem):
 
 @pytest.mark.parametrize("kind", GrammarKind)
 def test_a_call_over_grpc_may_name_one_too(rig, kind):
-    text = {JSON: "{}", REGEX: "a", GRAMMAR: LARK, CHOICE: '["a","b"]'}[kind]
+    texts = {JSON: "{}", REGEX: "a", GRAMMAR: LARK, CHOICE: '["a","b"]', TAG: compact(format=LIST)}
+    text = texts[kind]
     with Client(rig.address) as client:
         client.generate("fox", max_tokens=2, grammar=Grammar(kind, text))
         field = f"structured_output.{kind}"

@@ -1,0 +1,75 @@
+"""The site has every page once, in the order of docs/README.md, and stands alone."""
+
+import re
+import tomllib
+from typing import Any
+
+import yaml
+
+from tests.docs.raised import ROOT
+
+DOCS = ROOT / "docs"
+SITE: dict[str, Any] = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
+INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
+
+
+def pages(entries: Any) -> list[str]:
+    """Of the navigation, in order."""
+    if isinstance(entries, str):
+        return [entries]
+    values = entries.values() if isinstance(entries, dict) else entries
+    return [page for entry in values for page in pages(entry)]
+
+
+def test_every_page_is_in_the_order_once():
+    ordered = pages(SITE["nav"])
+    assert sorted(ordered) == sorted(path.name for path in DOCS.glob("*.md"))
+    assert len(ordered) == len(set(ordered))
+
+
+def test_the_order_is_that_of_the_index():
+    numbered = re.findall(r"^\d+\. \[[^]]*\]\(([^)]+)\)", INDEX, re.MULTILINE)
+    own = [page for page in numbered if "/" not in page and page != "decisions"]
+    assert pages(SITE["nav"]) == ["README.md", *own]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", INDEX, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_decisions_are_reached_from_the_index():
+    """They are no part of the order: the table of the index leads to each."""
+    assert SITE["not_in_nav"].split() == ["decisions/*"]
+    linked = set(re.findall(r"\(decisions/([^)]+\.md)\)", INDEX))
+    assert linked == {path.name for path in (DOCS / "decisions").glob("*.md")}
+
+
+def test_titles_are_those_of_the_pages():
+    titled = {
+        page: title
+        for entry in SITE["nav"]
+        for part in entry.values()
+        if isinstance(part, list)
+        for each in part
+        for title, page in each.items()
+    }
+    for page, title in titled.items():
+        heading = (DOCS / page).read_text(encoding="utf-8").partition("\n")[0]
+        assert heading.startswith(f"# {title}"), page
+
+
+def test_what_makes_it_can_be_installed():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = " ".join(extras["optional-dependencies"]["docs"])
+    assert "properdocs" in required
+    assert f"properdocs-theme-{SITE['theme']['name']}" in required
+    assert "pip install '.[docs]'" in INDEX
+
+
+def test_anchors_that_are_not_there_end_a_build():
+    assert SITE["validation"]["anchors"] == "warn"  # which --strict makes an error
+    assert "--strict" in (ROOT / "properdocs.yml").read_text(encoding="utf-8")
+
+
+def test_pictures_are_small():
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
+    assert sizes["rounds.svg"] < 8_000
+    assert all(size < 100_000 for size in sizes.values())
