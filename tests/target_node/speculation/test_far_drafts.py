@@ -104,7 +104,9 @@ def test_it_is_attached_whatever_its_pid_is_here(far: Far):
     assert far.links.reports[0].state == "attached"
 
 
-@pytest.mark.parametrize("pid", [DEAD_PID, os.getpid()])
+@pytest.mark.parametrize(
+    "pid", [DEAD_PID, os.getpid()], ids=["of nobody", "of another process here"]
+)
 def test_its_silence_is_its_end_and_its_next_life_is_let_in(far: Far, pid: int):
     first = far.draft(pid)
     far.until(lambda: first.end.epoch == far.peer.epoch, first)
