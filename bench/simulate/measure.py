@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.machine import describe_machine
-from bench.simulate import loads, own, own_sync, placement, predictions, published
+from bench.simulate import loads, own, own_sweep, own_sync, placement, predictions, published
 from bench.simulate import vectors as known_vectors
 from bench.simulate.results import (
     CLOSE_TO_OURS,
@@ -74,6 +74,7 @@ def measure(size: Size, command: str, advance: Advance) -> Results:
     advance("our own measurements")
     measured = [each for one in own.SOURCES for each in own.compare(one, size.tokens)]
     measured += own_sync.compare(size.tokens)
+    measured += [each for one in own_sweep.SWEEPS for each in own_sweep.compare(one, size.tokens)]
     advance("DSpark, figure 8")
     budgets = [each for n in size.load_sizes for each in loads.budgets([n], size.tokens_each(n))]
     advance("what confidences are worth")

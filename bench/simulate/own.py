@@ -73,15 +73,16 @@ def compare(source: Source, num_tokens: int) -> list[Measured]:
     for mode, row in rows.items():
         own = replace(setting, mode=mode)
         if mode in ("off", "sync"):
-            found.append(_compared(source, own, row, "given", num_tokens))
+            found.append(compared(source, own, row, "given", num_tokens))
             continue
-        found.append(_compared(source, own, row, "predicted", num_tokens))
+        found.append(compared(source, own, row, "predicted", num_tokens))
         with_parts = _with_parts(own, rows["sync"], rows["async"])
-        found.append(_compared(source, with_parts, row, "with its parts", num_tokens))
+        found.append(compared(source, with_parts, row, "with its parts", num_tokens))
     return found
 
 
-def _compared(source: Source, setting: Setting, row: Row, role: str, num_tokens: int) -> Measured:
+def compared(source: Source, setting: Setting, row: Row, role: str, num_tokens: int) -> Measured:
+    """One arm, simulated; `role` says how much of it was told."""
     made = simulate(setting, tokens_each=num_tokens // source.batch_size)
     measured, hits = row["tokens_per_s"]["value"], row["hit_rate"]
     return Measured(
@@ -108,20 +109,23 @@ def _with_parts(setting: Setting, sync: Row, asynchronous: Row) -> Setting:
     return replace(setting, texts=texts, slower=max(1.0, slower))
 
 
-def setting_of(source: Source, off: Row, sync: Row) -> Setting:
-    """The parts of both arms, in seconds; drafted for by one process."""
+def setting_of(source: Source, off: Row, sync: Row, verify_len: int = GAMMA) -> Setting:
+    """The parts of both arms, in seconds; drafted for by one process.
+
+    `verify_len`: drafted tokens of a row that the synchronous arm verified.
+    """
     plain, drafted, size = _seconds(off), _seconds(sync), source.batch_size
-    steps = measured_steps({size: plain["verify"], size * (GAMMA + 1): drafted["verify"]})
-    token_share = max(0.0, drafted["verify"] / plain["verify"] - 1) / (GAMMA * size)
-    token_s = drafted["draft"] / GAMMA / (1 + token_share * (size - 1))
+    steps = measured_steps({size: plain["verify"], size * (verify_len + 1): drafted["verify"]})
+    token_share = max(0.0, drafted["verify"] / plain["verify"] - 1) / (verify_len * size)
+    token_s = drafted["draft"] / verify_len / (1 + token_share * (size - 1))
     passes = {n: (0.0, token_s * (1 + token_share * (n - 1))) for n in _AT_ONCE}
-    accept = accept_rate_of(sync["accept_len"]["value"], GAMMA)
+    accept = accept_rate_of(sync["accept_len"]["value"], verify_len)
     rest_s = plain["round"] - plain["verify"]
     more_s = drafted["round"] - drafted["verify"] - drafted["draft"] - rest_s
     return Setting(
         steps,
         Texts((accept,), recovery=_RECOVERY, bonus=_BONUS),
-        Drafters(GAMMA, chains(passes)),
+        Drafters(verify_len, chains(passes)),
         Topology(num_processes=1),
         Requests(size, answer_len=128, temperature=source.temperature),
         rest_s=rest_s,
