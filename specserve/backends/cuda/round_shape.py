@@ -17,7 +17,9 @@ from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 
-MOST_LOGITS = 1 << 22  # padded; kernels of more take longer than beginning them does
+# Padded. Kernels of more take longer than all of a round's take to be begun: 64 rows of the largest
+# vocabularies are fewer. With top_p all of them are sorted, which the reference need not do.
+MOST_LOGITS, _MOST_SORTED = 1 << 24, 1 << 22
 # Distinct tokens of a row with penalties. Few sizes: each is another graph.
 SEEN_SIZES = (64, 512, 4096, 16384)
 MOST_SEEN_IN_ALL = 1 << 20  # padded, of all rows
@@ -118,8 +120,10 @@ class RoundShape(NamedTuple):
 
     def why_not(self) -> str:
         """The limit that rounds of this shape pass, in words; empty where there is a graph."""
-        if self.num_logits * self.vocab_size > MOST_LOGITS:
-            return f"more than {MOST_LOGITS} logits a round"
+        is_sorted = self.cuts is not None and self.cuts.any_top_p
+        most = min(MOST_LOGITS, _MOST_SORTED) if is_sorted else MOST_LOGITS
+        if self.num_logits * self.vocab_size > most:
+            return f"more than {most} logits a round{' with top_p' * is_sorted}"
         num_seen = 0 if self.edits is None else self.edits.num_seen
         if num_seen > SEEN_SIZES[-1]:
             return f"penalties of a row that has seen more than {SEEN_SIZES[-1]} distinct tokens"
