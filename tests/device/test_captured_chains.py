@@ -47,7 +47,6 @@ def test_chains_read_pages_where_they_lie(
     make = partial(drafter_on_device, models, name)
     both = compare_chains(make, torch.float32, DEVICE, 1e-4, library, num_steps=14)
     assert library.count("BatchDecodeWithPagedKVCacheWrapper.run") > 4
-    assert not library.count("merge_state")
     with monkeypatch.context() as patch:  # what has no graph reads pages, too
         patch.setattr(type(both.chains._attention.graphs), "shape_of", lambda *_: None)
         both.assert_drafts_are_near([0, 3, 3], 1e-4, context_lens=[4, 40, 21])
@@ -92,9 +91,7 @@ def test_a_target_whose_chains_are_captured(
 ):
     """Seeded requests say what they say without drafts, others end well."""
     method = VerificationMethod.REJECTION
-    target = target_on_device(
-        models, name, default_method=method, backend=CudaGraphBackend(DEVICE)
-    )
+    target = target_on_device(models, name, default_method=method, backend=CudaGraphBackend(DEVICE))
     found = texts(finished(target, ASKED()))
     assert target.sampler.num_broken_laws == 0
     seeded = [key for key in found if key[0].startswith("seeded")]
