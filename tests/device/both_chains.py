@@ -105,29 +105,12 @@ def compare_chains(
     `library`: see `BothChains`.
     """
     both = BothChains(make, dtype, device, library)
-    rng, has_gaps = both.rng, not both.captured.holds_pending_tokens
     for row, count in enumerate((5, 16, 17, 40)):
         both.extend(row, count)
-    if has_gaps:
+    if not both.captured.holds_pending_tokens:
         both.extend(2, 3, broken=1)
     for step in range(num_steps):
-        rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        kind = step % 4
-        if kind == 0:
-            both.assert_drafts_are_near(rows, near)
-        elif kind == 1:
-            ends = [int(rng.integers(1, both.captured.context_len(row) + 1)) for row in rows]
-            both.assert_drafts_are_near(rows, near, context_lens=ends, most=1 + step % 3)
-        elif kind == 2 and has_gaps:
-            gaps = [rng.integers(1, 60, rng.integers(0, 4)).tolist() for _ in rows]
-            both.assert_drafts_are_near(rows, near, gap_ids=gaps)
-        elif kind == 2:
-            row, length = rows[0], both.captured.context_len(rows[0])
-            both.extend(row, int(rng.integers(1, 6)))
-            both.assert_drafts_are_near(rows, near)
-            both.truncate(row, length)
-        else:
-            both.extend(rows[0], int(rng.integers(1, 4)))
+        _take(both, step, near)
     both.assert_most_is_the_same(0.95 if dtype is torch.float32 else 0.8)
     for row in range(4):
         for layer in range(both.captured.context.cache.num_layers):
@@ -135,3 +118,25 @@ def compare_chains(
             for ours, theirs in zip(found, plain, strict=True):
                 torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=near, rtol=near)
     return both
+
+
+def _take(both: BothChains, step: int, near: float) -> None:
+    """One step, of one of four kinds, with any of the rows."""
+    rng, context_len = both.rng, both.captured.context_len
+    rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
+    kind = step % 4
+    if kind == 0:
+        both.assert_drafts_are_near(rows, near)
+    elif kind == 1:
+        ends = [int(rng.integers(1, context_len(row) + 1)) for row in rows]
+        both.assert_drafts_are_near(rows, near, context_lens=ends, most=1 + step % 3)
+    elif kind == 3:
+        both.extend(rows[0], int(rng.integers(1, 4)))
+    elif both.captured.holds_pending_tokens:
+        row, length = rows[0], context_len(rows[0])
+        both.extend(row, int(rng.integers(1, 6)))
+        both.assert_drafts_are_near(rows, near)
+        both.truncate(row, length)
+    else:
+        gaps = [rng.integers(1, 60, rng.integers(0, 4)).tolist() for _ in rows]
+        both.assert_drafts_are_near(rows, near, gap_ids=gaps)

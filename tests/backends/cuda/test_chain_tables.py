@@ -19,7 +19,7 @@ def kept_in(pool: np.ndarray, table: np.ndarray, length: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_token_sees_its_row_s_prefix_and_its_own_chain(seed: int):
-    """A pool of names in place of keys: token t of row r is 1000 r + t, of chain c -(1000 c + t)."""
+    """A pool of names in place of keys: token t of row r is 1000 r + t, chain c's -(1000 c + t)."""
     source = random.Random(seed)
     for _ in range(100):
         pages = np.array(source.sample(range(1, NUM_PAGES), NUM_PAGES - 1))
