@@ -2,6 +2,7 @@
 
 import pytest
 
+from draft_node.prespeculation import draft_batches
 from specserve.transport.link.messages import Report
 from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
@@ -378,6 +379,6 @@ def test_who_has_confidences_stays_at_the_usual_length_where_nobody_may_look(tar
         drafter = language_model(target, gamma=9)
         drafter.probs_confidence = lambda slot, logits: logits.new_full(logits.shape[:2], 0.99)
         rounds = Rounds(drafter, draft_batch=2, fan_out=2, **options)
-        pending_of(rounds, method=method, round_latency_s=0.9)
+        pending_of(rounds, method=method, round_latency_s=20)
         lengths = [n for push in rounds.finish() for n in push.lengths if len(push.keys) > 1]
         assert max(lengths) == most
