@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bench.structured.forms import FORMS, Form
-from specserve.api.call import ChatMessage
+from specserve.api.call import ChatMessage, SpecOptions
 from specserve.client import AsyncClient, Options, Prompt
 from specserve.types import FinishReason
 
@@ -19,6 +19,9 @@ SAMPLINGS: tuple[Options, ...] = (
     {"temperature": 1.0, "top_k": 40, "min_tokens": 12},
     {"temperature": 1.3, "repetition_penalty": 1.1, "presence_penalty": 0.3},
 )
+
+
+_STATS = SpecOptions(return_stats=True)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -67,7 +70,7 @@ async def ask_all(
         async def one(asked: Asked) -> Answered:
             async with gate:
                 advance(f"request {asked.number}, {asked.form.name}")
-                options: Options = {"max_tokens": max_tokens, "seed": asked.number}
+                options: Options = {"max_tokens": max_tokens, "seed": asked.number, "spec": _STATS}
                 options.update(asked.sampling)
                 prompt = asked.prompt(is_chat=is_chat)
                 found = await client.generate(prompt, grammar=asked.form.grammar, **options)
