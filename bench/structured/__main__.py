@@ -38,7 +38,7 @@ from bench.writing import (
 )
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import InvalidField, SpecserveError
-from specserve.settings.target_source import locate_target
+from specserve.settings.target_source import default_name, locate_target
 
 _NAME = "bench.structured"
 _VALIDITY, _COST, _DRAFTS = "validity", "cost", "drafts"
@@ -99,7 +99,7 @@ class Bench:
         for choice in self._choices:
             choice.located(self._target)
         machine = describe_machine()
-        self.results = Results(model=self._target.name, command=command, machine=machine)
+        self.results = Results(model=default_name(self._target), command=command, machine=machine)
 
     def run(self) -> Results:
         """Every part that is wanted, and what was found written after each."""
