@@ -16,7 +16,7 @@ from specserve.api.tools.tool import calls_of
 from specserve.client import Client
 from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET
-from specserve.types import FinishReason
+from specserve.types import FinishReason, Grammar, GrammarKind
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +53,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     flags = ["--target", str(folder), "--speculation", "sync", "--drafter", str(drafter)]
     flags += ["--device", "cpu", "--oversubscribe"]
     with local_service(flags) as address, Client(address) as found:
+        # What compiles grammars is started by the first of them, and stays.
+        found.generate(ASK, max_tokens=1, grammar=Grammar(GrammarKind.REGEX, "a"))
         yield found
 
 
