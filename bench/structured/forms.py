@@ -168,7 +168,9 @@ def _are_calls(form: ToolCallFormat, text: str) -> bool:
         return False
     between = form.behind + form.separator + form.before
     for part in whole.split(between) if form.is_parallel else [whole]:
-        said = json.loads(part)
+        said: dict[str, Any] = msgspec.json.decode(part, type=dict[str, Any])
+        if form.arguments_key not in said:
+            return False
         said["arguments"] = said.pop(form.arguments_key)
         call = msgspec.convert(said, _Call)
         found = msgspec.convert(call.arguments, _ARGUMENTS[call.name])
