@@ -117,19 +117,7 @@ def measure(
     model = load_plainly(target)
     size = EngineSize(AT_ONCE, max(map(len, prompts)) + num_tokens)
     grammars = TimedCompiler(compiler_of(target, read_spec(target)))
-    jobs = {
-        name: [
-            Job(
-                prompts=prompts[first : first + AT_ONCE],
-                seeds=range(first, first + len(prompts[first : first + AT_ONCE])),
-                num_tokens=num_tokens,
-                temperature=1.0,
-                grammar=grammar,
-            )
-            for first in range(0, len(prompts), AT_ONCE)
-        ]
-        for name, grammar in GRAMMARS.items()
-    }
+    jobs = _jobs(prompts, num_tokens)
 
     def run(speculating: Speculating | None, name: str) -> "_Runs":
         engine = Engine(model, size, speculating, grammars)
@@ -168,6 +156,23 @@ def measure(
         )
         cells.append(_cell(choice.label, name, masked, unmasked, plain[name]))
     return cells
+
+
+def _jobs(prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[str, list[Job]]:
+    """By grammar, the prompts in groups of as many as are asked at once."""
+    return {
+        name: [
+            Job(
+                prompts=prompts[first : first + AT_ONCE],
+                seeds=range(first, first + len(prompts[first : first + AT_ONCE])),
+                num_tokens=num_tokens,
+                temperature=1.0,
+                grammar=grammar,
+            )
+            for first in range(0, len(prompts), AT_ONCE)
+        ]
+        for name, grammar in GRAMMARS.items()
+    }
 
 
 def num_steps(num_drafters: int, num_prompts: int) -> int:
