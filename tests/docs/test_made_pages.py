@@ -84,7 +84,10 @@ def test_families_are_found_however_they_are_written(tmp_path):
         "    def require(self, what='key'):\n"
         "        raise Bad(what)\n"
     )
-    (tmp_path / "one" / "b.py").write_text("check('top_p', 1)\ncheck(field=NAME, value=2)\n")
+    (tmp_path / "one" / "b.py").write_text(
+        "from one.a import check, NAME\ncheck('top_p', 1)\ncheck(field=NAME, value=2)\n"
+    )
+    (tmp_path / "one" / "c.py").write_text("from two import check\ncheck('another', 1)\n")
     sources = Sources(tmp_path, ["one"])
     found = [sources.texts(call.at.other(call.node.args[0])) for call in sources.calls["Bad"]]
     assert sorted(map(sorted, found)) == [
