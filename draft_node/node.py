@@ -20,7 +20,7 @@ from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     Context,
-    DraftControlDraft,
+    DraftControl,
     Free,
     SamplingParameters,
     ToDraft,
@@ -29,7 +29,7 @@ from specserve.transport.control.draft_control import (
 )
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.ring import SharedRegion
+from specserve.transport.link.words import OwnWords
 
 ATTACH_AGAIN_S = 0.25  # until the target answers
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
@@ -50,8 +50,8 @@ class DraftNode:
         *,
         streams: DraftSlots,
         prespeculation: PreSpeculation,
-        control: DraftControlDraft,
-        region: SharedRegion,
+        control: DraftControl,
+        words: OwnWords,
         open_link: Callable[[LinkLimits], DraftLinkEnd],
         max_extension: int = 512,
     ) -> None:
@@ -61,7 +61,7 @@ class DraftNode:
         self.streams = streams
         self._introduction = introduction
         self._control = control
-        self._region = region  # carries the heartbeat besides the link
+        self._words = words  # carry the heartbeat
         self._open_link = open_link
         self._max_extension = max_extension
         self._link: DraftLinkEnd | None = None
@@ -79,13 +79,13 @@ class DraftNode:
                     self._rest()
             log.debug("%s", self.prespeculation.cache.statistics)
         finally:
-            self._region.draft_pid = 0  # it is leaving: ending a process takes a second
+            self._words.draft_pid = 0  # it is leaving: ending a process takes a second
             if self._link is not None:
                 self._link.close()
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
-        self._region.heartbeat_ns = time.monotonic_ns()
+        self._words.heartbeat_ns = time.monotonic_ns()
         messages = self._control.receive()
         for message in messages:
             if not isinstance(message, Free):
@@ -153,7 +153,7 @@ class DraftNode:
             message.max_positions,
             on_device=self._link.carries_tensors,
         )
-        self._region.draft_epoch = message.epoch
+        self._words.draft_epoch = message.epoch
         log.info("attached in epoch %d", message.epoch)
 
     def _take_context(self, message: Context) -> None:
@@ -179,7 +179,7 @@ class DraftNode:
         if now_s < self._attach_s:
             return
         self._attach_s = now_s + ATTACH_AGAIN_S
-        self._region.draft_pid = os.getpid()
+        self._words.draft_pid = os.getpid()
         self._control.send(replace(self._introduction, repetition=self._num_asked))
         self._num_asked += 1
 

@@ -61,12 +61,18 @@ from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.settings.topology import parse_topology
 from specserve.telemetry import setup_logging
-from specserve.transport.control.draft_control import Attach, DraftControlDraft
+from specserve.transport.control.draft_control import Attach, DraftControl, DraftControlDraft
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
 from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
+from specserve.transport.network_link.connection import (
+    NetworkDraftEnd,
+    TargetConnection,
+    ToldWords,
+)
+from specserve.transport.rendezvous import DRAFT_HUB, finder
 from specserve.types import DRAFT_BATCH_SIZE
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest
@@ -90,7 +96,7 @@ def run_draft(arguments: ChildArguments) -> int:
         setup_logging(f"draft {arguments.rank}", config.telemetry.log_level)
         pin(config.placement("draft", arguments.rank))  # and every thread that is started here
         region = _open_region(arguments)
-        control = DraftControlDraft(arguments.control_dir, arguments.rank)
+        control = _open_control(config, arguments)
         node = _build(config, arguments, region, control)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
@@ -118,11 +124,17 @@ def _open_region(arguments: ChildArguments) -> SharedRegion:
     return SharedRegion.attach(arguments.link_fds[0])
 
 
+def _open_control(config: ResolvedConfig, arguments: ChildArguments) -> DraftControl:
+    if arguments.rank not in config.far_drafts:
+        return DraftControlDraft(arguments.control_dir, arguments.rank)
+    return TargetConnection(arguments.rank, finder(config, DRAFT_HUB))
+
+
 def _build(
     config: ResolvedConfig,
     arguments: ChildArguments,
     region: SharedRegion,
-    control: DraftControlDraft,
+    control: DraftControl,
 ) -> DraftNode:
     placement, speculation = config.placement("draft", arguments.rank), config.speculation
     sleep_exactly()
@@ -170,8 +182,8 @@ def _build(
         streams=streams,
         prespeculation=PreSpeculation(drafter, streams, settings, backend=backend),
         control=control,
-        region=region,
-        open_link=_link_opener(config, arguments, region, device),
+        words=ToldWords(region, control) if isinstance(control, TargetConnection) else region,
+        open_link=_link_opener(config, arguments, region, control, device),
         max_extension=config.engine.max_batch_tokens,
     )
 
@@ -189,9 +201,12 @@ def _link_opener(
     config: ResolvedConfig,
     arguments: ChildArguments,
     region: SharedRegion,
+    control: DraftControl,
     device: torch.device,
 ) -> Callable[[LinkLimits], DraftLinkEnd]:
-    """What makes this side's end of the configured link."""
+    """What makes this side's end of the configured link, or of that to another machine."""
+    if isinstance(control, TargetConnection):
+        return lambda limits: NetworkDraftEnd(control, limits)
     speculation = config.speculation
     if speculation.link != "nccl":
         return lambda limits: RingDraftEnd(region, limits)

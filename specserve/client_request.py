@@ -101,9 +101,9 @@ def _message_of(item: Mapping[str, Any]) -> ChatMessage:
         raise InvalidField("chat", f"has a message of {known}; one has role and content")
     role, content = item["role"], item["content"]
     calls = tool_calls_of(item.get("tool_calls"), role, "chat")
-    if content is None and calls:  # as answers have it that are calls alone
-        content = ""
-    return ChatMessage(role, content, calls, item.get("tool_call_id"), item.get("name"))
+    # Answers that are calls alone have none.
+    text: Any = "" if content is None and calls else content
+    return ChatMessage(role, text, calls, item.get("tool_call_id"), item.get("name"))
 
 
 def _tool_use_of(fields: dict[str, Any]) -> ToolUse | None:

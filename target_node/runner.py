@@ -75,13 +75,14 @@ class Runner:
         self.cache.zero_blocks(batch.fresh_blocks)
         self.passes.plan(batch.attention)
         taps = tuple({layer for features in self.features for layer in features.layers})
-        token_ids = torch.from_numpy(batch.token_ids).to(device)
+        # Not pinned: a copy has left this memory when the call returns, and waits for no kernel.
+        token_ids = torch.from_numpy(batch.token_ids).to(device, non_blocking=True)
         hidden, residuals = self.passes.run(token_ids, taps)
         tapped = dict(zip(taps, residuals, strict=True))
         for features in self.features:
             features.write(batch.attention, [tapped[layer] for layer in features.layers])
         if not len(batch.logits_index):
             return None
-        wanted = torch.from_numpy(batch.logits_index).to(device)
+        wanted = torch.from_numpy(batch.logits_index).to(device, non_blocking=True)
         rows = hidden if len(wanted) == len(hidden) else hidden.index_select(0, wanted)
         return self.model.logits(rows)

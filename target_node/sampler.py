@@ -7,29 +7,20 @@ A decoding row without drafted tokens is verification of none.
 
 import enum
 import itertools
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 import torch
 
 from specserve.backends.base import Backend, VerifiedRows
 from specserve.grammars.compiler import GrammarCompiler
-from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.grammar import completing
 from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.commit import Commit, commit_of
-from specserve.sampling.verification.method import (
-    AcceptedPrefix,
-    VerificationMethod,
-    accepted_prefix,
-    method_for_life,
-    verified_by,
-)
+from specserve.sampling.verification.method import VerificationMethod, method_for_life
 from specserve.types import FinishReason, Logprobs
-from target_node.row_groups import RoundToSample, in_groups
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 
@@ -63,7 +54,7 @@ class SampledRow:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One position whose log probabilities somebody asked for."""
+    """One position of a prompt whose log probabilities somebody asked for."""
 
     logits_row: int
     token_id: int
@@ -147,62 +138,25 @@ class Sampler:
             for place, i in enumerate(sampling):
                 first = ends[i] - 1 - rows[i].verify_len
                 results[i] = self._result(rows[i], outcomes, place, logits, first)
-        self._report(rows, ends, logits, results)
+        self._report_prompts(rows, ends, logits, results)
         return results
 
     def _outcomes(
         self, rows: list[Row], logits: torch.Tensor, draft_probs: DraftProbs | None
     ) -> VerifiedRows:
-        has_grammar = [row.sequence.grammar is not None for row in rows]
-        by_ratio = [not self._is_verified_by_equality(row) for row in rows]
-        return in_groups(
-            RoundToSample(rows, logits, draft_probs, by_ratio), has_grammar, self._outcomes_of
-        )
-
-    def _outcomes_of(self, batch: RoundToSample) -> VerifiedRows:
-        rows, logits = batch.rows, batch.logits
-        states = [self.state(row.sequence) for row in rows]
-        if not any(batch.by_ratio):
-            return self._outcomes_by_equality(rows, states, logits)
         to_verify = [
             RowToVerify(
                 method=self.method(row.sequence),
-                state=state,
+                state=self.state(row.sequence),
                 drafted=row.drafted,
                 round_id=row.sequence.num_rounds,
                 branch=row.speculation.branch if row.speculation else 0,
             )
-            for row, state in zip(rows, states, strict=True)
+            for row in rows
         ]
-        draft_probs = batch.draft_probs
         found = self.backend.verify(logits, to_verify, draft_probs)
         self.num_broken_laws += sum(found.has_broken_probs)
         return found
-
-    def _is_verified_by_equality(self, row: Row) -> bool:
-        """As a row without drafted tokens is by any method."""
-        return (
-            not row.verify_len
-            or verified_by(self.method(row.sequence), is_greedy=self.state(row.sequence).is_greedy)
-            is VerificationMethod.COUPLED
-        )
-
-    def _outcomes_by_equality(
-        self, rows: Rows[Row], states: list[SamplingState], logits: torch.Tensor
-    ) -> VerifiedRows:
-        """The cheapest way: nothing but the target's own tokens leaves the device."""
-        paths = [state.along(row.drafted) for row, state in zip(rows, states, strict=True)]
-        batch = SamplingBatch.build([each for path in paths for each in path], self.backend.device)
-        drawn = self.backend.sample(logits, batch).token_ids.tolist()
-        prefixes: list[AcceptedPrefix] = []
-        for row in rows:
-            end = row.verify_len + 1
-            prefixes.append(accepted_prefix(row.drafted, drawn[:end]))
-            del drawn[:end]
-        num_accepted, next_tokens, spoiled = (
-            list(column) for column in zip(*prefixes, strict=True)
-        )
-        return VerifiedRows(num_accepted, next_tokens, spoiled, [False] * len(rows))
 
     def _result(
         self, row: Row, outcomes: VerifiedRows, place: int, logits: torch.Tensor, first: int
@@ -227,6 +181,8 @@ class Sampler:
             stop_token_id=self._stop_token_id(row.sequence, commit),
             fault=fault,
             is_spoiled=outcomes.has_bad_logits[place],
+            # Beyond the last token that is kept nobody asks.
+            logprobs=outcomes.logprobs.get(place, [])[: len(commit.token_ids)],
         )
 
     def _commit(self, row: Row, num_accepted: int, next_token: int) -> Commit:
@@ -254,13 +210,13 @@ class Sampler:
         ends = self.state(sequence).end_token_ids
         return last if last in ends or (grammar and last in grammar.end_token_ids) else None
 
-    def _report(
+    def _report_prompts(
         self, rows: list[Row], ends: list[int], logits: torch.Tensor, results: list[SampledRow]
     ) -> None:
         wanted = [
             w
             for row, end, result in zip(rows, ends, results, strict=True)
-            for w in (*_wanted_of_prompt(row, end, result), *_wanted_of_answer(row, end, result))
+            for w in _wanted_of_prompt(row, end, result)
         ]
         if not wanted:
             return
@@ -288,15 +244,4 @@ def _wanted_of_prompt(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
     return [
         _Wanted(end - stop + p, sequence.token_ids[p + 1], top, result.prompt_logprobs)
         for p in range(stop - row.num_logits, min(stop, sequence.num_prompt - 1))
-    ]
-
-
-def _wanted_of_answer(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
-    top = row.sequence.request.sampling.logprobs
-    if top is None:
-        return []
-    first = end - 1 - row.verify_len
-    return [
-        _Wanted(first + k, token_id, top, result.logprobs)
-        for k, token_id in enumerate(result.token_ids)
     ]

@@ -1,10 +1,7 @@
 """Brings one target rank up: group, model, cache, loop. What is decided here is only order."""
 
-import datetime
 import logging
-import os
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,10 +34,12 @@ from specserve.settings.step_files import StepFile
 from specserve.telemetry import setup_logging
 from specserve.transport.control.control import TargetControl
 from specserve.transport.group_link.nccl import set_nccl_environment
+from specserve.transport.rendezvous import use_own_interface
 from specserve.types import Ready
 from specserve.validation import Limits
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
+from target_node.meeting import await_leader, begin_to_lead, join_group
 from target_node.node import TargetNode, follow
 from target_node.planning import step_profile
 from target_node.ranks import Ranks, watch
@@ -53,11 +52,14 @@ log = logging.getLogger(__name__)
 
 DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
-_LEADING = "leading"  # a file of rank 0's, there once it leads
-# What gloo and NCCL say of a rank that has ended, and gloo of one that does not answer.
-_PEER_IS_GONE = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
+# What gloo, NCCL and stores say of a rank that has ended, and gloo of one that does not answer.
+_PEER_IS_GONE = (
+    "onnection closed by peer",
+    "onnection reset by peer",
+    "onnection was likely closed",
+    "remote process exited",
+)
 _PEER_IS_SILENT = ("Timed out waiting",)
-_LOOK_S = 0.02  # between looks for it
 
 
 def preload() -> None:
@@ -93,7 +95,7 @@ def run_rank(arguments: ChildArguments) -> int:
             serve(node, config, arguments, step_file)
         else:
             report_ready(arguments.ready_fd)
-            if await_leader(arguments.control_dir):
+            if await_leader(config, arguments.control_dir):
                 follow(ranks, runner)
     except Exception as error:
         if (loss := loss_of_peer(error, arguments.rank)) is not None:
@@ -118,23 +120,6 @@ def loss_of_peer(error: Exception, rank: int) -> str | None:
     return None
 
 
-def await_leader(folder: Path) -> bool:
-    """Until rank 0 has loaded its drafters, which may take longer than any round may.
-
-    Who waits in a collective instead gives up after `engine.hang_timeout_s`. False for a signal
-    before that. Once rank 0 leads it says when to stop: a signal here would leave it alone in a
-    collective.
-    """
-    is_told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _: is_told.append(signum))
-    while not (folder / _LEADING).exists():
-        if is_told:
-            return False
-        time.sleep(_LOOK_S)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return True
-
-
 def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Runner]:
     placement = config.placement("target", arguments.rank)
     pin(placement)
@@ -142,10 +127,11 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     torch.set_num_threads(config.topology.threads)
     device = torch.device(placement.device)
     backends.occupy(device)
+    use_own_interface(config)
     if not placement.is_on_cpu:
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"target {arguments.rank}", shares_device=sharing > 1)
-    _join_group(config, arguments)
+    join_group(config, arguments)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
@@ -170,21 +156,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     keep_freed_memory()
     ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
     return ranks, runner
-
-
-def _join_group(config: ResolvedConfig, arguments: ChildArguments) -> None:
-    if arguments.world_size == 1:
-        return
-    # Both listen on this host only; a rendezvous through a file needs no port at all.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    has_nccl = config.collectives == "nccl"
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",  # which takes tensors by way of the host
-        init_method=f"file://{arguments.control_dir}/rendezvous",
-        rank=arguments.rank,
-        world_size=arguments.world_size,
-        timeout=datetime.timedelta(seconds=config.engine.hang_timeout_s),
-    )
 
 
 def _num_blocks(config: ResolvedConfig, model: Transformer, backend: Backend) -> int:
@@ -267,7 +238,7 @@ def _begin_to_lead(
     """The other ranks follow from now on."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    (arguments.control_dir / _LEADING).touch()
+    begin_to_lead(config, arguments)
 
     def tell(problem: str) -> None:
         # With other ranks it may wait for one of them.

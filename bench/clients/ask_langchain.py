@@ -1,7 +1,7 @@
 """Tool calls by `langchain-openai` as it comes from PyPI: `python ask_langchain.py URL TOKENS`."""
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import HumanMessage, ToolMessage  # pyright: ignore
 from langchain_core.tools import tool  # pyright: ignore
@@ -51,7 +51,7 @@ def ask_with_tools(model: Any) -> None:  # noqa: ANN401 - the library's types ar
     call = any_one.invoke([question])
     say("bind_tools, any", call.tool_calls)
     (made,) = call.tool_calls
-    returned = ToolMessage(get_weather.invoke(made["args"]), tool_call_id=made["id"])
+    returned = ToolMessage(cast(Any, get_weather).invoke(made["args"]), tool_call_id=made["id"])
     say("what it returned", repr(model.invoke([question, call, returned]).content))
 
 

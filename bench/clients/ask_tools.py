@@ -41,6 +41,11 @@ def user(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
+def calls_of(message: Any) -> list[Any]:  # noqa: ANN401
+    """Those of an answer."""
+    return message.tool_calls or []
+
+
 class Asking:
     """One model, asked greedily."""
 
@@ -52,12 +57,10 @@ class Asking:
 
     def whole(self, what: str, messages: Messages, **options: Any) -> Any:  # noqa: ANN401
         """The message; its text, its calls and why it ended are told."""
-        answer = self._client.chat.completions.create(
-            messages=messages, **self._options, **options
-        ).choices[0]
+        create: Any = self._client.chat.completions.create
+        answer: Any = create(messages=messages, **self._options, **options).choices[0]
         calls = [
-            f"{each.function.name}({each.function.arguments})"
-            for each in answer.message.tool_calls or []
+            f"{each.function.name}({each.function.arguments})" for each in calls_of(answer.message)
         ]
         say(what, f"{answer.finish_reason}, content {answer.message.content!r}, calls {calls}")
         return answer.message

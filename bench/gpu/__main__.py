@@ -9,7 +9,8 @@
 Every task is a process with a limit of its own: one that runs over is stopped, its processes too,
 and the next begins. results.json and report.md in --out are written again whenever something is
 found, so that a run which is killed has left what it had. What steps and drafts took goes on to
-`python -m bench.simulate --parts DIR/results.json`.
+`python -m bench.simulate --parts DIR/results.json`. Exits with 1 where a task failed, and dry where
+any step was left out.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import msgspec
 from rich.console import Console
 
 from bench.gpu import children
-from bench.gpu.records import Found, Results, Task, heading, tables
+from bench.gpu.records import Found, Left, Results, Task, heading, tables
 from bench.gpu.tasks import TASKS
 from bench.machine import describe_machine
 from bench.writing import make_results_folder, show_failure, write_results, write_tables
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and write; 1 where a task failed or nothing could begin."""
+    """Measure and write; 1 where a task failed, nothing could begin or a dry run has gaps."""
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser().parse_args(words)
     try:
@@ -77,7 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecserveError, OSError) as error:
         show_failure(_NAME, error)
         return 1
-    return int(any(task.ended == "failed" for task in results.tasks))
+    return int(any(task.ended == "failed" for task in results.tasks) or not is_whole(results))
+
+
+def is_whole(results: Results) -> bool:
+    """Of a dry run: whether every step ran, so that none is wrong. Of others nothing is asked."""
+    left = [found for task in results.tasks for found in task.found if isinstance(found, Left)]
+    return not results.is_dry or not (left or any(task.ended != "done" for task in results.tasks))
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -18,6 +18,8 @@ import msgspec
 from bench.gpu import children
 from bench.gpu.records import Fact, Left, Report
 from bench.gpu.scale import Given
+from bench.gpu.side_by_side import SERVICES
+from bench.gpu.side_by_side import Found as Service
 from bench.sweep.kept import KEPT_FILE
 from bench.sweep.results import Results as SweepResults
 from bench.writing import RESULTS_FILE
@@ -93,6 +95,40 @@ def _report_sweep(folder: Path, report: Report) -> None:
             report(Fact(what=what, value=row.over_off.value, unit="times plain decoding"))
         if row.hit_rate is not None:
             report(Fact(what=what, value=row.hit_rate.value, unit="of look-ups hit"))
+
+
+def side_by_side(given: Given, report: Report) -> None:
+    """`bench.gpu.side_by_side`: whether a draft process on the target's device is in time there."""
+    target = [] if given.scale.device == "cpu" else ["--target", given.target]  # dry has its own
+    words = ["-m", "bench.gpu.side_by_side", *target, *given.scale.side_by_side]
+    names: list[str] = []
+
+    def hear(line: str) -> None:
+        say(line)
+        with contextlib.suppress(msgspec.DecodeError):  # other lines are of services
+            found = msgspec.json.decode(line, type=Service)
+            names.append(found.name)
+            _report_service(found, report)
+
+    code = _run(words, hear, given.ends_s - _TO_STOP_S)
+    if code != 0 or len(names) < len(SERVICES):
+        why = "stopped at its limit" if code is None else f"it ended with {code}"
+        missing = ", ".join(name for name in SERVICES if name not in names) or "the end"
+        report(Left(what=f"side by side: {missing}", why=why))
+
+
+def _report_service(found: Service, report: Report) -> None:
+    what = f"side by side: {found.name}"
+    if found.why_not:
+        report(Left(what=what, why=found.why_not))
+        return
+    report(Fact(what=what, value=found.tokens_per_s, unit="tok/s"))
+    report(Fact(what=what, value=found.forward_ms, unit="ms a forward"))
+    if found.num_lookups:
+        hits = found.num_hits / found.num_lookups
+        report(Fact(what=what, value=hits, unit="of look-ups hit"))
+    if found.num_draft_batches:
+        report(Fact(what=what, value=found.draft_batch_ms, unit="ms a draft batch"))
 
 
 def drafters(given: Given, report: Report) -> None:

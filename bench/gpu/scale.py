@@ -69,6 +69,7 @@ class Scale:
     baselines: tuple[tuple[Shape, int], ...]  # with requests at once
     baseline_tokens: int
     sweep: tuple[str, ...]  # flags of bench.sweep
+    side_by_side: tuple[str, ...]  # of bench.gpu.side_by_side
     chat_flags: tuple[str, ...]  # of specserve train data
     train_flags: tuple[str, ...]  # of specserve train dspark
     train_steps: int | None  # None: as many as there is time for
@@ -118,6 +119,7 @@ FULL = Scale(
     baseline_tokens=48,
     sweep=("--batch-sizes", "1,4,16,64", "--repeats", "2", "--requests", "8", "--max-tokens", "96",
            "--warm-up", "3", "--num-prompts", "26"),
+    side_by_side=("--ballast", "1B", "--num-prompts", "4", "--max-tokens", "64"),
     chat_flags=("--rows", "256", "--tokens", "4000000"),
     train_flags=("--layers", "2"),
     train_steps=None,
@@ -140,6 +142,7 @@ DRY = Scale(
     baseline_tokens=4,
     sweep=("--batch-sizes", "1", "--repeats", "1", "--requests", "1", "--max-tokens", "12",
            "--warm-up", "0", "--num-prompts", "2", "--unpinned"),
+    side_by_side=("--dry",),
     chat_flags=("--rows", "16", "--tokens", "6500", "--max-tokens", "224", "--threads", "1"),
     train_flags=("--layers", "1", "--anchors", "4", "--tokens-per-step", "512", "--threads", "1"),
     train_steps=2,

@@ -34,11 +34,12 @@ class Kind:
 
 TASKS = {
     "tests": Kind(120, "tests/gpu, the device against the CPU", commands.tests),
-    "real": Kind(140, "services of the real model: off, sync, async, auto", commands.real),
-    "steps": Kind(100, "decoding and verification of large shapes", steps.measure),
-    "drafts": Kind(40, "blocks of DSpark shapes, by length and fan-out", drafts.measure),
-    "baselines": Kind(50, "transformers on the same shapes", baselines.measure),
-    "drafters": Kind(90, "chats of the real model, and a drafter trained", commands.drafters),
+    "real": Kind(120, "services of the real model: off, sync, async, auto", commands.real),
+    "steps": Kind(90, "decoding and verification of large shapes", steps.measure),
+    "drafts": Kind(35, "blocks of DSpark shapes, by length and fan-out", drafts.measure),
+    "side_by_side": Kind(55, "a draft process by turns and beside", commands.side_by_side),
+    "baselines": Kind(40, "transformers on the same shapes", baselines.measure),
+    "drafters": Kind(80, "chats of the real model, and a drafter trained", commands.drafters),
 }
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from draft_node.training.chats.store import data_digest
 from draft_node.training.checkpoint import unusable
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import text_digest
@@ -20,13 +19,13 @@ _MAY_CHANGE = (
     "restart", "parent_pid", "fuse_with", "processes", "process", "meeting", "words",
     "keep_outputs",
 )  # fmt: skip
-_TEXT, _DATA = "text_digest", "data_digest"
+_TEXT = "text_digest"
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     """All that makes the run what it is, as it is read from JSON again.
 
-    Raises InvalidField if --init, --text or --data cannot be read.
+    Raises InvalidField if --init or --text cannot be read. Chats may grow while they are learned.
     """
     settings = {
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
@@ -34,8 +33,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
     settings["target"] = weights_digest(arguments.target)
     settings["init"] = digest_of_initial(arguments)
     settings[_TEXT] = None if arguments.text is None else text_digest(arguments.text)
-    chats: Path | None = getattr(arguments, "data", None)
-    settings[_DATA] = None if chats is None else data_digest(chats)
     return settings
 
 
@@ -52,10 +49,9 @@ def refuse_changes(folder: Path, settings: Mapping[str, object], out: Path) -> N
             before = str(Path(before).resolve())  # which it kept as it was typed
         if before == value:
             continue
-        if name in (_TEXT, _DATA):
-            kind = name.removesuffix("_digest")
-            problem = f"{settings[kind]}: {run}, was begun with other {kind} in it"
-            raise InvalidField(f"--{kind}", f"{problem}; --restart begins anew")
+        if name == _TEXT:
+            text = f"{settings['text']}: {run}, was begun with other text in it"
+            raise InvalidField("--text", f"{text}; --restart begins anew")
         flag = f"--{name.replace('_', '-')}"
         raise InvalidField(flag, f"{run}, has another value; --restart forgets it")
 

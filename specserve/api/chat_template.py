@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -101,10 +101,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    filters = cast(dict[str, Any], environment.filters)  # pyright: ignore[reportUnknownMemberType]
+    names = cast(dict[str, Any], environment.globals)  # pyright: ignore[reportUnknownMemberType]
+    filters["tojson"] = _to_json
+    names["raise_exception"] = _raise_exception
+    names["strftime_now"] = _strftime_now
     return environment
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:  # noqa: ANN401 - whatever it holds

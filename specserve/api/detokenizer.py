@@ -64,16 +64,18 @@ class Detokenizer:
         shown_ids: Collection[int] = (),
     ) -> None:
         """`shows_special`: special tokens are in the text, by their names; else `shown_ids` are."""
-        self._bytes_of = token_bytes.shown if shows_special else token_bytes.__getitem__
-        if shown_ids and not shows_special:
-            self._bytes_of = lambda token_id: (
-                token_bytes.shown(token_id) if token_id in shown_ids else token_bytes[token_id]
-            )
+        self._token_bytes, self._shows_special, self._shown_ids = (
+            token_bytes, shows_special, shown_ids,
+        )  # fmt: skip
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these tokens complete; an unfinished one is held back."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        is_shown = self._shows_special or token_id in self._shown_ids
+        return self._token_bytes.shown(token_id) if is_shown else self._token_bytes[token_id]
 
     def flush(self) -> str:
         """What is held back, a replacement character for an unfinished one, at the end."""

@@ -160,7 +160,7 @@ def _process(
         found = load.drafts[place.rank : place.rank + 1]  # empty before the target's first report
         state, is_well = (found[0].state, found[0].is_attached) if found else ("away", False)
     return ProcessStatus(
-        name=_NAMES[place.role].format(place.rank),
+        name=_NAMES[place.role].format(place.rank) + (f", node {place.host}" if place.host else ""),
         role=place.role,
         pid=os.getpid() if place.role == "api" else (told and told.pid) or None,
         state=state,

@@ -7,17 +7,17 @@ how many graphs were captured, and no operation answers None to mean "try anothe
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.sampling import Sampled
+from specserve.sampling.sampling import NO_TOKEN
 from specserve.sampling.verification.batch import RowToVerify
+from specserve.types import Logprobs
 
 if TYPE_CHECKING:  # these packages are above the reference, and know this protocol
     from specserve.drafters.backbone import Backbone
@@ -38,6 +38,20 @@ class VerifiedRows:
     next_tokens: list[int]  # recovery or bonus tokens, `NO_TOKEN` where nothing can be drawn
     has_bad_logits: list[bool]  # at the end of the accepted prefix, or beyond it
     has_broken_probs: list[bool]  # draft probabilities that are none; they counted as no draft
+    # By row, of those that ask for them and have any: of every token of `tokens_of`, in order.
+    logprobs: dict[int, list[Logprobs]] = field(default_factory=dict)
+
+    @staticmethod
+    def nothing(num_rows: int) -> "VerifiedRows":
+        """To be filled in."""
+        zeros, flags = [0] * num_rows, [False] * num_rows
+        return VerifiedRows(zeros, list(zeros), flags, list(flags))
+
+    def tokens_of(self, row: int, drafted: Sequence[int]) -> list[int]:
+        """What follows the anchor of a row with these drafted tokens, as far as it can be drawn."""
+        following = self.next_tokens[row]
+        accepted = list(drafted[: self.num_accepted[row]])
+        return accepted if following == NO_TOKEN else [*accepted, following]
 
 
 # Hidden states [B, G, H], anchors [B] and how to draw, to a block of G tokens for each anchor.
@@ -146,17 +160,15 @@ class Backend(Protocol):
         """
         ...
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
-        """As `specserve.sampling.sampling.sample`, which is the definition."""
-        ...
-
     def verify(
         self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         """As `specserve.sampling.verification.verify.verify`, which is the definition.
 
+        A row without drafted tokens is sampled: `specserve.sampling.sampling.sample` defines that.
         `logits` [N, V] float32, row after row; `draft_probs`: one entry for each drafted token of
-        rows under the ratio test. ValueError where the numbers of these do not agree.
+        rows under the ratio test. ValueError where the numbers of these do not agree. Rows whose
+        parameters ask for log probabilities get those of their tokens.
         """
         ...
 

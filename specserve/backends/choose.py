@@ -42,12 +42,16 @@ def _chosen(device: torch.device, cuda_graphs: bool) -> Backend:
 
 def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
     if device.type == "cuda":
+        from specserve.backends.cuda import noise
+
+        made_by = noise.choose(device)
         if not cuda_graphs:
-            return TorchBackend(device), "engine.cuda_graphs is off"
+            return TorchBackend(device), f"engine.cuda_graphs is off; noise is {made_by}"
         from specserve.backends.cuda.backend import CudaGraphBackend
 
         backend = CudaGraphBackend(device)
-        return backend, f"few rows are replayed as CUDA graphs; attention is {backend.attention}"
+        parts = f"attention is {backend.attention}; noise is {made_by}"
+        return backend, f"few rows are replayed as CUDA graphs; {parts}"
     if device.type == "cpu":
         from specserve.backends.cpu.backend import CpuBackend
 

@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from specserve.settings.config import Config, Placement, ResolvedConfig
+from specserve.settings.hosts import host_name
 
 _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of nothing
     "model.ballast": "none",
     "topology.mps": "where it starts",
+    "topology.rendezvous": "none",
+    "topology.spread": "none: one node",
     "server.http_port": "none",
     "server.api_key_file": "none",
     "server.allowed_hosts": "none",
@@ -89,7 +92,10 @@ def config_rows(config: ResolvedConfig) -> dict[str, str]:
             dotted = f"{section}.{key}"
             rows[dotted] = _NONE_MEANS[dotted] if value in (None, ()) else in_words(value)
     for placement in config.placements:
-        rows[f"place.{placement.role}.{placement.rank}"] = _place(placement)
+        place = _place(placement)
+        if config.hosts:
+            place = f"{host_name(placement.host, config.hosts[placement.host])}: {place}"
+        rows[f"place.{placement.role}.{placement.rank}"] = place
     return rows
 
 

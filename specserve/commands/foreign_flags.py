@@ -33,6 +33,7 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--enforce-eager": "type --no-cuda-graphs",
     "--speculative-algorithm": "type --drafter FOLDER|HUB_ID|ngram: its files say what it is",
     "--pipeline-parallel-size": "there is tensor parallelism: type --topology T+0",
+    "--master-addr": "type --rendezvous HOST:PORT, of node 0: the same on every node",
     "--data-parallel-size": "start several services, each with a --port of its own",
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
     "--enable-auto-tool-choice": "leave it out: tools are served",

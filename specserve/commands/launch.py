@@ -25,7 +25,8 @@ from specserve.commands.remarks import (
     unused_remark,
 )
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.errors import SpecserveError
+from specserve.errors import SpecserveError, Unavailable
+from specserve.processes.hosts.meeting import Meeting
 from specserve.processes.launch import launch, require_free_ports, resolve_here
 from specserve.processes.process import (
     ReadyReport,
@@ -34,9 +35,10 @@ from specserve.processes.process import (
     report_ready,
 )
 from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
-from specserve.processes.supervised_events import EXIT_REFUSED, Ending
-from specserve.settings.config import Config, ResolvedConfig, ServerConfig
+from specserve.processes.supervised_events import EXIT_FAILED, EXIT_REFUSED, Ending
+from specserve.settings.config import Config, ResolvedConfig, ServerConfig, TopologyConfig
 from specserve.settings.door import door_remarks
+from specserve.settings.hosts import host_name
 from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ EXAMPLES = """examples:
   specserve launch --target ./Qwen3-0.6B --port 0       a local folder, any free port
   specserve launch --target model-Q4_K_M.gguf           a GGUF file
   specserve launch --host 0.0.0.0 --api-key-file keys   to other machines, for who has a key
+  specserve launch --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 --private-network
+                                                        over two machines: docs/deploy
   specserve launch --ballast 60M                        the same text at the cost of 60M
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 
@@ -86,11 +90,20 @@ def run(arguments: argparse.Namespace) -> int:
         wish = read_config(arguments)
         if arguments.parent_pid is not None:
             wish = _private(wish)
-        config = resolve_here(wish)
-        setup_logging("supervisor", config.telemetry.log_level)
-        require_free_ports(config.server)
-        announcer.resolved(wish, config)
-        ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
+        with Meeting() as meeting:
+            config = resolve_here(wish, meeting.attend)
+            setup_logging("supervisor", config.telemetry.log_level)
+            if meeting.links.leads:
+                require_free_ports(config.server)
+            announcer.resolved(wish, config)
+            ending = launch(
+                config,
+                runtime_root=_runtime_root(),
+                on_ready=lambda report: announcer.ready(report, config),
+                hosts=meeting.links,
+            )
+    except Unavailable as error:  # another node, as may be well later
+        ending = Ending(EXIT_FAILED, str(error), error.code)
     except SpecserveError as error:
         ending = Ending(EXIT_REFUSED, str(error), error.code)
     announcer.ended(ending)
@@ -100,6 +113,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _private(wish: Config) -> Config:
     """For the command that started this launch alone, whoever else its file lets in."""
     usual = ServerConfig()
+    alone = TopologyConfig()
+    topology = msgspec.structs.replace(
+        wish.topology,
+        nnodes=alone.nnodes,
+        node_rank=alone.node_rank,
+        rendezvous=None,
+        spread=None,
+    )
     server = msgspec.structs.replace(
         wish.server,
         host=usual.host,
@@ -109,7 +130,7 @@ def _private(wish: Config) -> Config:
         tls_cert=None,
         tls_key=None,
     )
-    return msgspec.structs.replace(wish, server=server)
+    return msgspec.structs.replace(wish, server=server, topology=topology)
 
 
 class _Announcer:
@@ -148,12 +169,14 @@ class _Announcer:
         if config.oversubscribed:
             log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
 
-    def ready(self, report: ReadyReport) -> None:
+    def ready(self, report: ReadyReport, config: ResolvedConfig) -> None:
         if self._ready_fd is not None:
             report_ready(self._ready_fd, address=report.address, http_url=report.http_url)
             self._ready_fd = None
             return
-        for line in ready_lines(report, socket.gethostname()):
+        here = socket.gethostname()
+        lines = ready_lines(report, here) if report.address else [member_line(config)]
+        for line in lines:
             if is_stdout_open():
                 write_stdout(f"{line}\n")
             else:
@@ -166,6 +189,14 @@ class _Announcer:
             complain(ending.error)
         else:
             report_failure(self._ready_fd, ending.error, ending.code)
+
+
+def member_line(config: ResolvedConfig) -> str:
+    """What a node says that has no API."""
+    rank, hosts = config.topology.node_rank, config.hosts
+    names = [f"{place.role} {place.rank}" for place in config.own_placements]
+    first = host_name(0, hosts[0])
+    return f"{host_name(rank, hosts[rank])} is ready: {', '.join(names)}; {first} has the API"
 
 
 def ready_lines(report: ReadyReport, host_name: str) -> list[str]:

@@ -22,6 +22,16 @@ _VALUE_FLAGS = (
     ("--device", "topology.device", "cpu|cuda", "default: cuda where there are enough devices"),
     ("--threads", "topology.threads", "CORES", "cores per target rank on CPU (default 1)"),
     ("--draft-threads", "speculation.draft_threads", "CORES", "cores per draft process on CPU"),
+    ("--nnodes", "topology.nnodes", "NODES", "machines that the launch is spread over (default 1)"),
+    ("--node-rank", "topology.node_rank", "RANK", "which of them this is; 0 has the API (default)"),
+    ("--rendezvous", "topology.rendezvous", "HOST:PORT",
+     "of node 0, where the nodes meet: the same on every one"),
+    ("--spread", "topology.spread", "T+D,T+D",
+     "of every node (default: ranks fill nodes, draft processes go where none is)"),
+    ("--rendezvous-timeout-s", "topology.rendezvous_timeout_s", "SECONDS",
+     "until all nodes have come (default 300)"),
+    ("--node-timeout-s", "topology.node_timeout_s", "SECONDS",
+     "a node that is silent for longer is lost (default 5)"),
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
     ("--http-port", "server.http_port", "PORT",
      "of the OpenAI-compatible API; 0 takes any free one (default 8000, with --port 0 any)"),
@@ -91,19 +101,25 @@ _SWITCHES = (
     ("--lenient", "server.lenient", "leave unknown fields of HTTP bodies out, with a warning"),
     ("--insecure", "server.insecure", "serve on any --host without keys"),
     ("--oversubscribe", "topology.oversubscribe", "share devices, and cores with all that runs"),
+    (
+        "--private-network",
+        "topology.private_network",
+        "no stranger reaches what nodes say to each other: for a --rendezvous beyond loopback",
+    ),
     ("--mps", "topology.mps", "processes on one GPU run side by side (default: where MPS starts)"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )
 _SEVERAL = frozenset({"server.allowed_hosts"})  # values behind one flag
-# Who may reach a service: of no use to one that serves a single command.
+# Who may reach a service, and other machines: of no use to one that serves a single command.
 _DOOR = frozenset(
-    f"server.{key}"
-    for key in (
-        "host", "api_key_file", "max_requests_per_key", "tls_cert", "tls_key", "insecure",
-        "allowed_hosts",
-    )
+    {
+        "server.host", "server.api_key_file", "server.max_requests_per_key", "server.tls_cert",
+        "server.tls_key", "server.insecure", "server.allowed_hosts", "topology.nnodes",
+        "topology.node_rank", "topology.rendezvous", "topology.spread",
+        "topology.rendezvous_timeout_s", "topology.node_timeout_s", "topology.private_network",
+    }
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import llguidance
 import msgspec
@@ -177,7 +177,8 @@ class _Writer:
         if isinstance(schema, bool):
             return json.dumps(schema)
         wishes: Any = schema.get("x-guidance")
-        style = self._style | (wishes if isinstance(wishes, dict) else {})
+        own = cast(dict[str, Any], wishes) if isinstance(wishes, dict) else {}
+        style = self._style | own
         return json.dumps(schema | {"x-guidance": style})
 
     # --- fixed texts ----------------------------------------------------------------------------

@@ -53,6 +53,18 @@ def _kept_by_yarn(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     return 1 - ramp.clamp(0, 1)
 
 
+def turns(
+    rope: RopeSpec, *, head_dim: int, num_positions: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position and pair of dimensions: [num_positions, head_dim / 2] float32.
+
+    Longer by the attention factor of a scaling that has one.
+    """
+    frequencies = inverse_frequencies(rope, head_dim)
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+
+
 class RotaryTable:
     """cos and sin of every position, gathered once a forward and shared by all layers."""
 
@@ -65,9 +77,7 @@ class RotaryTable:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        frequencies = inverse_frequencies(rope, head_dim)
-        angles = torch.arange(num_positions).float()[:, None] * frequencies
-        cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        cos, sin = turns(rope, head_dim=head_dim, num_positions=num_positions)
         # The sign of a rotation's first half lives in the table: `rotate` then needs three ops.
         table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
         self.table = table.to(device, dtype)  # [num_positions, 2, head_dim]

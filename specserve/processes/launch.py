@@ -8,7 +8,7 @@ starts at once.
 import errno
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,24 +17,29 @@ from specserve.api.tracing import require_traces
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
 from specserve.processes.child import ChildCommand
+from specserve.processes.hosts.links import HostLinks
 from specserve.processes.mps import mps
 from specserve.processes.process import ReadyReport
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervised_events import Ending
-from specserve.processes.supervisor import Supervisor
+from specserve.processes.supervisor import Supervisor, Timeouts
+from specserve.settings.agreement import agreed_on
 from specserve.settings.config import (
     Config,
     Placement,
     ResolvedConfig,
     ServerConfig,
+    TopologyConfig,
     write_resolved,
 )
 from specserve.settings.door import require_safe_door
 from specserve.settings.drafter_source import locate_drafter
-from specserve.settings.hardware import probe
+from specserve.settings.hardware import Hardware, probe
+from specserve.settings.hosts import HostFacts, check_hosts
 from specserve.settings.model_name import model_name
-from specserve.settings.resolve import resolve, resolve_device
+from specserve.settings.placing import resolve_device
+from specserve.settings.resolve import resolve
 from specserve.settings.target_source import locate_target
 from specserve.settings.topology import parse_topology
 
@@ -43,8 +48,17 @@ _PRELOADS = {"target": "target_node.start", "draft": "draft_node.start"}
 _STARTUP_TIMEOUT_S = 1800.0  # a process that is not ready by then ends the launch
 
 
-def resolve_here(config: Config) -> ResolvedConfig:
-    """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
+# What all machines of a launch say of themselves, for one that says what it has and goes by.
+Attend = Callable[[TopologyConfig, Hardware, dict[str, str]], Sequence[HostFacts]]
+
+
+def resolve_here(config: Config, attend: Attend | None = None) -> ResolvedConfig:
+    """`resolve` on this machine and the configured model.
+
+    `attend` meets the other machines of a launch over several; without, all is for this one. Raises
+    InvalidField, Unsupported, and what `attend` does.
+    """
+    check_hosts(config.topology)
     if (endpoint := config.telemetry.otlp_endpoint) is not None:
         require_traces(endpoint)
     config = msgspec.structs.replace(config, server=require_safe_door(config.server))
@@ -57,13 +71,25 @@ def resolve_here(config: Config) -> ResolvedConfig:
     spec, name = read_spec(folder), config.model.name or model_name(folder)
     model = msgspec.structs.replace(config.model, name=name)
     config = msgspec.structs.replace(config, model=model, speculation=speculation)
-    return resolve(config, hardware, spec, folder)
+    if config.topology.nnodes == 1 or attend is None:
+        return resolve(config, hardware, spec, folder)
+    facts = attend(config.topology, hardware, agreed_on(config, folder, device))
+    return resolve(config, hardware, spec, folder, facts)
 
 
 def launch(
-    config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[ReadyReport], None]
+    config: ResolvedConfig,
+    *,
+    runtime_root: Path,
+    on_ready: Callable[[ReadyReport], None],
+    hosts: HostLinks | None = None,
 ) -> Ending:
-    """Serve until a signal or a failure; `on_ready` hears where once requests are accepted."""
+    """Serve until a signal or a failure; `on_ready` hears where once requests are accepted.
+
+    `hosts`: the other machines of the launch, if there are any.
+    """
+    if hosts is not None:
+        hosts.place(config)
     with (
         SignalPipe() as signals,  # no signal keeps the folder
         run_dir(runtime_root) as folder,
@@ -78,9 +104,12 @@ def launch(
             signals=signals,
             config=path,
             control_dir=folder,
-            startup_timeout_s=_STARTUP_TIMEOUT_S,
-            drain_timeout_s=config.server.drain_notice_s + config.server.drain_timeout_s,
-            draft_timeout_s=config.speculation.draft_timeout_s,
+            timeouts=Timeouts(
+                startup_s=_STARTUP_TIMEOUT_S,
+                drain_s=config.server.drain_notice_s + config.server.drain_timeout_s,
+                draft_s=config.speculation.draft_timeout_s,
+            ),
+            hosts=hosts,
         )
         return supervisor.run(on_ready)
 
@@ -88,12 +117,12 @@ def launch(
 def plan_children(
     config: ResolvedConfig, mps_clients: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[ChildCommand]:
-    """One command per placement, target ranks first: they take longest to start.
+    """One command per placement here, target ranks first: they take longest to start.
 
     `mps_clients`: the environment of those that share a GPU, by role.
     """
     num_of_role = Counter(placement.role for placement in config.placements)
-    forked = [p for p in config.placements if p.role in _PRELOADS and p.is_on_cpu]
+    forked = [p for p in config.own_placements if p.role in _PRELOADS and p.is_on_cpu]
     if [placement.role for placement in forked] == ["target"]:
         forked = []  # one start, and no other: nothing to share
     return [
@@ -105,7 +134,7 @@ def plan_children(
             preload=_PRELOADS[placement.role] if placement in forked else "",
             environment=_shared_environment(config, placement, mps_clients or {}),
         )
-        for placement in config.placements
+        for placement in config.own_placements
     ]
 
 

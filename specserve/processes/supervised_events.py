@@ -3,6 +3,7 @@
 
 import msgspec
 
+from specserve.errors import Unavailable
 from specserve.processes.child import Child
 
 EXIT_OK = 0
@@ -42,4 +43,30 @@ class BegunAgain(msgspec.Struct, frozen=True):
     child: Child
 
 
-Event = StopRequested | Died | Reported | BegunAgain
+class HostReady(msgspec.Struct, frozen=True, kw_only=True):
+    """All processes of another machine are ready."""
+
+    name: str
+
+
+class HostEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """Another machine is gone, or gives up by its own word; to be asked what a `Child` is."""
+
+    name: str
+    detail: str  # names the machine where it began
+    code: str = Unavailable.code
+    is_consequence: bool = False
+    is_refusal: bool = False  # it cannot start as configured
+    is_needed: bool = True  # otherwise it has draft processes alone
+
+    def describe_end(self) -> str:
+        return self.detail
+
+
+class ServiceEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """Node 0 says that the service ends as it should, at once if `is_cut`."""
+
+    is_cut: bool
+
+
+Event = StopRequested | Died | Reported | BegunAgain | HostReady | HostEnded | ServiceEnded

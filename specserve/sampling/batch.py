@@ -226,7 +226,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     if edits.forbidden_rows.numel():
         edited[edits.forbidden_rows, edits.forbidden_ids] = float("-inf")
     if edits.allowed_rows.numel():
-        offsets = _offsets(edits.allowed, edited.shape[1], dtype)
+        offsets = offsets_of_bits(edits.allowed, edited.shape[1], dtype)
         if len(offsets) == len(edited):  # all rows, in order
             edited += offsets
         else:
@@ -234,7 +234,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     return edited
 
 
-def _offsets(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def offsets_of_bits(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """0 where a bit is set, else minus infinity: bits uint8 [M, W], lowest first, to [M, count].
 
     Beyond the last of them, too. Looked up and added: filling in costs several times as much.

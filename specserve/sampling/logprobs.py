@@ -7,6 +7,7 @@ numbers of a row do not depend on the rows around it. Knows no requests.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,27 +36,48 @@ def token_logprobs(
     return records
 
 
-def _records(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[Logprobs]:
-    chosen = torch.tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
-    num_listed = min(max(num_top), logits.shape[1])
-    listed = torch.cat((chosen, _likeliest(logits, num_listed)), dim=1)
-    values = logits.gather(1, listed)
-    ranks = 1 + (logits > values[:, :1]).sum(dim=1)
-    logprobs = (values.double() - _log_normaliser(logits)).tolist()
-    num_possible = (logits > -math.inf).sum(dim=1).tolist()
-    counts = list(map(min, num_top, num_possible))
+class LogprobColumns(NamedTuple):
+    """Of N rows, the chosen token first and K of the likeliest ones behind it."""
+
+    ids: Tensor  # int64 [N, 1 + K]
+    logprobs: Tensor  # float64 [N, 1 + K]
+    ranks: Tensor  # int64 [N], of the chosen token
+    num_possible: Tensor  # int64 [N], tokens that have a probability
+
+
+def logprob_columns(logits: Tensor, chosen: Tensor, num_listed: int) -> LogprobColumns:
+    """Of `logits` float32 [N, V] and one token a row, int64 [N]; waits for nothing."""
+    ids = torch.cat((chosen.unsqueeze(1), _likeliest(logits, num_listed)), dim=1)
+    values = logits.gather(1, ids)
+    return LogprobColumns(
+        ids=ids,
+        logprobs=values.double() - _log_normaliser(logits),
+        ranks=1 + (logits > values[:, :1]).sum(dim=1),
+        num_possible=(logits > -math.inf).sum(dim=1),
+    )
+
+
+def logprob_records(columns: LogprobColumns, num_top: Sequence[int]) -> list[Logprobs]:
+    """One a row, with so many alternatives, or fewer where fewer are possible."""
+    ids, logprobs, ranks, num_possible = (column.tolist() for column in columns)
     return [
         Logprobs(
-            token_id=ids[0],
-            logprob=row[0],
+            token_id=own_ids[0],
+            logprob=values[0],
             rank=rank,
-            top_ids=ids[1 : 1 + count],
-            top_logprobs=row[1 : 1 + count],
+            top_ids=own_ids[1 : 1 + count],
+            top_logprobs=values[1 : 1 + count],
         )
-        for ids, row, rank, count in zip(
-            listed.tolist(), logprobs, ranks.tolist(), counts, strict=True
+        for own_ids, values, rank, count in zip(
+            ids, logprobs, ranks, map(min, num_top, num_possible), strict=True
         )
     ]
+
+
+def _records(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[Logprobs]:
+    chosen = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+    num_listed = min(max(num_top), logits.shape[1])
+    return logprob_records(logprob_columns(logits, chosen, num_listed), num_top)
 
 
 def _log_normaliser(logits: Tensor) -> Tensor:

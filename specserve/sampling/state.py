@@ -58,6 +58,12 @@ class PenaltyState:
             counts[self._size + unseen.index(token_id) if slot is None else slot] += 1
         return counts
 
+    def count(self, token_id: int) -> int:
+        """How often this token was generated."""
+        slot = self._slot(token_id)
+        count = 0 if slot is None else int(self._counts[slot])
+        return count + self._later.count(token_id) if self._later else count
+
     def append(self, token_id: int) -> None:
         if self._later is not None:
             self._later += (token_id,)

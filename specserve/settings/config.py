@@ -75,6 +75,15 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     oversubscribe: bool = False
     # Processes on one GPU run side by side by NVIDIA MPS, not in turns. None: where it starts.
     mps: bool | None = None
+    # Machines that one launch is spread over, which of them this is, and where they meet:
+    # HOST:PORT of the first one. Called as torchrun calls them; what is for several is in `hosts`.
+    nnodes: Annotated[int, Meta(ge=1, le=64)] = 1
+    node_rank: Annotated[int, Meta(ge=0, lt=64)] = 0
+    rendezvous: Text | None = None
+    spread: Text | None = None  # T+D of every node, such as "2+0,0+1"; None: see `settings.spread`
+    private_network: bool = False  # strangers cannot reach what the nodes listen on
+    rendezvous_timeout_s: Annotated[float, Meta(ge=1, le=DAY_S)] = 300.0
+    node_timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 5.0  # a node silent for longer is lost
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -212,6 +221,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rank: int  # counts from 0 within the role
     device: str  # cpu | cuda:N
     cores: tuple[int, ...] = ()
+    host: int = 0  # the node rank of the machine
 
     @property
     def is_on_cpu(self) -> bool:
@@ -234,6 +244,7 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     oversubscribed: bool = False
     num_blocks: int | None = None  # of the KV pool of each rank, of `BLOCK_SIZE` tokens
     collectives: str = "gloo"  # what carries tensors between ranks: gloo | nccl
+    hosts: tuple[str, ...] = ()  # addresses of the machines, by node rank; of one alone: none
 
     def placement(self, role: str, rank: int = 0) -> Placement:
         """The placement of one process; raises KeyError when the topology has none."""
@@ -242,15 +253,21 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 return placement
         raise KeyError(f"{role} {rank}")
 
+    @property
+    def own_placements(self) -> tuple[Placement, ...]:
+        """Those of this machine."""
+        return tuple(p for p in self.placements if p.host == self.topology.node_rank)
+
     def num_sharing(self, device: str) -> int:
-        """How many processes run on a device; more than one only where it is oversubscribed."""
-        return sum(placement.device == device for placement in self.placements)
+        """How many processes run on a device of this machine; over one: it is oversubscribed."""
+        return sum(placement.device == device for placement in self.own_placements)
 
     @property
     def sharing(self) -> str:
         """How processes share devices: what was measured of one way says nothing of another."""
         side_by_side = ", side by side" if self.topology.mps else ""
-        return f"oversubscribed {self.oversubscribed}{side_by_side}"
+        spread = f", spread over {self.topology.spread}" if self.hosts else ""
+        return f"oversubscribed {self.oversubscribed}{side_by_side}{spread}"
 
     @property
     def is_on_cpu(self) -> bool:
@@ -275,10 +292,15 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         The API process's or, if it has none to itself, those of draft processes. Empty: anywhere.
         """
         of_role = {
-            role: tuple(core for p in self.placements if p.role == role for core in p.cores)
+            role: tuple(core for p in self.own_placements if p.role == role for core in p.cores)
             for role in ("api", "draft")
         }
         return of_role["api"] or of_role["draft"]
+
+    @property
+    def far_drafts(self) -> tuple[int, ...]:
+        """Ranks of the draft processes on other machines than target rank 0."""
+        return tuple(p.rank for p in self.placements if p.role == "draft" and p.host)
 
     @property
     def num_draft_processes(self) -> int:

@@ -12,6 +12,7 @@ FOREIGN_FLAGS: dict[str, tuple[str, ...]] = {
     "model.name": ("--served-model-name", "--alias", "-a"),
     "model.max_model_len": ("--context-length", "--ctx-size", "-c", "--max-seq-len"),
     "topology.topology": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+    "topology.rendezvous": ("--dist-init-addr", "--rdzv-endpoint", "--master-addr"),
     "topology.device": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
     "topology.threads": ("-t",),
     "engine.max_batch_rows": ("--max-num-seqs", "--max-running-requests", "--parallel", "-np"),

@@ -5,6 +5,7 @@ Reads no file and no environment, so a resolution can be tested and replayed for
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,21 +20,20 @@ from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
-    Placement,
     ResolvedConfig,
     SpeculationConfig,
     state_dtype,
 )
 from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hardware import Hardware
+from specserve.settings.hosts import HostFacts
+from specserve.settings.placing import draft_threads, place, resolve_device
 from specserve.settings.sizes import format_bytes, parse_bytes, parse_count
+from specserve.settings.spread import tightest
 from specserve.settings.target_source import default_name
 from specserve.settings.topology import (
-    CpuThreads,
     Topology,
     parse_topology,
-    place_on_cpu,
-    place_on_cuda,
     resolve_collectives,
     resolve_link,
     resolve_mps,
@@ -46,7 +46,6 @@ _OTHER_DTYPES = {  # what else they are called
     "bf16": "bfloat16",
     "fp16": "float16", "f16": "float16", "half": "float16",
 }  # fmt: skip
-_DEVICES = ("cpu", "cuda")
 _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(method.value for method in VerificationMethod),
@@ -67,20 +66,30 @@ _DRAFT_LAYERS = 5  # of a large drafter
 _FULL_CONTEXTS = 16  # more full-length contexts at once than this rarely pays on CPU
 
 
-def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -> ResolvedConfig:
+def resolve(
+    config: Config,
+    hardware: Hardware,
+    spec: ModelSpec,
+    folder: Path,
+    facts: Sequence[HostFacts] = (),
+) -> ResolvedConfig:
     """Decide everything for the model in `folder`, whose architecture is `spec`.
 
-    Raises InvalidField for a wrong value, Unsupported for a wish this machine or model cannot meet.
+    `facts`: of all machines in order, where there are several; all of them decide the same. Raises
+    InvalidField for a wrong value, Unsupported for a wish this machine or model cannot meet.
     """
     topology = parse_topology(config.topology.topology)
     _check_wishes(config, topology)
     _check_batch(config.engine)
     check_ranks(spec, topology.num_target_ranks)
     device = resolve_device(config, topology, hardware)
-    placements, oversubscribed = _place(config, topology, device, hardware)
-    link = resolve_link(config.speculation.link, device, shares_devices=oversubscribed)
-    collectives = resolve_collectives(device, shares_devices=oversubscribed)
-    mps = resolve_mps(config.topology.mps, device, shares_devices=oversubscribed)
+    placed = place(config, topology, device, hardware, facts)
+    shares_devices = placed.is_oversubscribed
+    if facts:
+        hardware = tightest(hardware, facts, placed)
+    link = resolve_link(config.speculation.link, device, shares_devices=shares_devices)
+    collectives = resolve_collectives(device, shares_devices=shares_devices)
+    mps = resolve_mps(config.topology.mps, device, shares_devices=shares_devices)
     model = _resolve_model(config.model, device, spec, folder)
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
@@ -106,21 +115,26 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     return ResolvedConfig(
         model=model,
         topology=msgspec.structs.replace(
-            config.topology, topology=str(topology), device=device, mps=mps
+            config.topology,
+            topology=str(topology),
+            device=device,
+            mps=mps,
+            spread=placed.text or None,
         ),
         engine=_with_pool(engine, num_blocks, pool),
         server=msgspec.structs.replace(config.server, http_port=config.server.http_port_wish),
         speculation=msgspec.structs.replace(
             config.speculation,
-            draft_threads=_draft_threads(config),
+            draft_threads=draft_threads(config),
             verify_policy=config.speculation.policy,
             link=link,
         ),
         telemetry=config.telemetry,
-        placements=placements,
-        oversubscribed=oversubscribed,
+        placements=placed.placements,
+        oversubscribed=placed.is_oversubscribed,
         num_blocks=num_blocks,
         collectives=collectives,
+        hosts=tuple(each.address for each in facts),
     )
 
 
@@ -245,36 +259,6 @@ def _check_batch(engine: EngineConfig) -> None:
         raise InvalidField("engine.max_batch_rows", problem)
     problem = f"{tokens} is less than engine.max_batch_rows, {rows}"
     raise InvalidField("engine.max_batch_tokens", problem)
-
-
-def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> str:
-    """cpu or cuda. Raises InvalidField."""
-    device = config.topology.device
-    if device is None:
-        needed = topology.num_target_ranks + topology.num_draft_processes
-        return "cuda" if len(hardware.cuda_devices) >= needed else "cpu"
-    if device not in _DEVICES:
-        raise InvalidField("topology.device", f"{device!r} is not known ({', '.join(_DEVICES)})")
-    return device
-
-
-def _draft_threads(config: Config) -> int:
-    return config.speculation.draft_threads or config.topology.threads
-
-
-def _place(
-    config: Config, topology: Topology, device: str, hardware: Hardware
-) -> tuple[tuple[Placement, ...], bool]:
-    wish = config.topology
-    threads = CpuThreads(wish.threads, _draft_threads(config))
-    if device == "cuda":
-        return place_on_cuda(topology, len(hardware.cuda_devices), oversubscribe=wish.oversubscribe)
-    return place_on_cpu(
-        topology,
-        hardware.cores,
-        threads,
-        oversubscribe=wish.oversubscribe,
-    )
 
 
 def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Path) -> ModelConfig:

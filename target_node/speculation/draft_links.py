@@ -1,9 +1,9 @@
 """The draft processes as the target sees them: who is attached, since when, who owns which request.
 
 Attaching gives a draft an epoch that nobody had before; what carries another epoch is dropped. A
-draft is gone when its process has ended (its pidfd tells at once), when it says that it is about
-to, or when its loop has been silent for longer than the deadline. Knows no tokens. Nothing here
-blocks.
+draft is gone when its process has ended (its pidfd tells at once, where it runs on this machine),
+when it says that it is about to, or when its loop has been silent for longer than the deadline.
+Knows no tokens. Nothing here blocks.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from specserve.transport.control.draft_control import (
 from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Push
-from specserve.transport.link.ring import SharedRegion
+from specserve.transport.link.words import DraftWords
 from specserve.types import DraftReport
 from target_node.planning.draft_pace import DraftPace
 
@@ -36,6 +36,7 @@ _POLL_PERIOD_S = 0.02  # between looks at heartbeats
 # From attaching to the draft's work in that epoch; else it has not heard of it. A broken link is
 # not made again sooner either.
 _ANSWER_S = 0.5
+_FAR = -1  # no pidfd: a process of another machine
 
 
 @dataclass(eq=False)
@@ -44,9 +45,10 @@ class DraftPeer:
 
     index: int
     end: TargetLinkEnd
-    region: SharedRegion  # its words, and what else travels through it
+    words: DraftWords
+    is_here: bool = True  # on this machine
     epoch: int = 0  # 0: not attached
-    pidfd: int = -1
+    pidfd: int = _FAR
     attached_s: float = 0.0
     detached_s: float = 0.0
     replaced_s: float = 0.0  # another process came before anybody saw that this one was gone
@@ -155,18 +157,18 @@ class DraftLinks:
     def _look_at(
         self, peer: DraftPeer, introduction: Attach, has_ended: bool, now_s: float
     ) -> None:
-        heartbeat_s = peer.region.heartbeat_ns / 1e9
+        heartbeat_s = peer.words.heartbeat_ns / 1e9
         if not peer.epoch:
             # It was only silent, as after a pause of the whole machine, or took another's place.
-            if heartbeat_s > peer.detached_s and peer.region.draft_pid:
+            if heartbeat_s > peer.detached_s and peer.words.draft_pid:
                 self._attach(introduction)
-        elif has_ended or not heartbeat_s or not peer.region.draft_pid:
+        elif has_ended or not heartbeat_s or not peer.words.draft_pid:
             self._detach(peer, "has ended")
             peer.introduction = None
         elif now_s - max(heartbeat_s, peer.attached_s) > self._timeout_s:
             self._detach(peer, f"has been silent for {self._timeout_s:g} s")
         elif now_s > peer.attached_s + _ANSWER_S and (
-            peer.end.is_broken or peer.region.draft_epoch != peer.epoch
+            peer.end.is_broken or peer.words.draft_epoch != peer.epoch
         ):
             self._attach(introduction)
 
@@ -215,7 +217,7 @@ class DraftLinks:
             return
         peer = self._peers[message.draft]
         former = peer.introduction
-        pidfd = _open_living(message.pid)
+        pidfd = _open_living(message.pid) if peer.is_here else _FAR
         if pidfd is None:  # it ended before we heard of it, and another may be there by now
             if not peer.epoch and former is not None and former.pid == message.pid:
                 peer.introduction = None
@@ -226,10 +228,12 @@ class DraftLinks:
                 peer.replaced_s = peer.detached_s
         peer.introduction = message
         if peer.replaced_s >= self._polled_s:
-            os.close(pidfd)
+            if pidfd != _FAR:
+                os.close(pidfd)
             return  # let in at a later look: whoever watches sees that the former was gone
         peer.pidfd = pidfd
-        self._ends.register(peer.pidfd, select.EPOLLIN)
+        if pidfd != _FAR:
+            self._ends.register(pidfd, select.EPOLLIN)
         self._last_epoch += 1
         peer.epoch = peer.end.epoch = self._last_epoch
         peer.attached_s = time.monotonic()
@@ -272,10 +276,10 @@ class DraftLinks:
 
     def _forget_process(self, peer: DraftPeer) -> None:
         peer.epoch, peer.end.epoch = 0, None
-        if peer.pidfd >= 0:
+        if peer.pidfd != _FAR:
             self._ends.unregister(peer.pidfd)
             os.close(peer.pidfd)
-            peer.pidfd = -1
+            peer.pidfd = _FAR
 
 
 def _open_living(pid: int) -> int | None:

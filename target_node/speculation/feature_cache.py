@@ -66,22 +66,26 @@ class FeatureCache:
         if self._waiting:
             self._project()
         slots = [self._slots(*span) for span in spans]
-        index = torch.from_numpy(np.concatenate(slots) if slots else np.empty(0, np.int64))
-        return self._rows.index_select(0, index.to(self._rows.device))
+        index = np.concatenate(slots) if slots else np.empty(0, np.int64)
+        return self._rows.index_select(0, self._uploaded(index))
 
     def _project(self) -> None:
         """What waits; of tokens in one slot the last, since those before it were rejected."""
         slots = np.concatenate([slots for slots, _ in self._waiting])
         kept, from_behind = np.unique(slots[::-1], return_index=True)
-        places = torch.from_numpy(len(slots) - 1 - from_behind).to(self._rows.device)
+        places = self._uploaded(len(slots) - 1 - from_behind)
         residuals = torch.cat([residuals for _, residuals in self._waiting])
         self._keep(kept, self.spec.project(residuals.index_select(0, places)))
         self._waiting.clear()
         self._num_waiting = 0
 
     def _keep(self, slots: np.ndarray, features: Tensor) -> None:
-        index = torch.from_numpy(slots).to(self._rows.device)
-        self._rows.index_copy_(0, index, features.to(self._rows.dtype))
+        self._rows.index_copy_(0, self._uploaded(slots), features.to(self._rows.dtype))
+
+    def _uploaded(self, places: np.ndarray) -> Tensor:
+        """To the device, without a wait for the forward that is at work there."""
+        # Not pinned: the copy has left this memory when the call returns.
+        return torch.from_numpy(places).to(self._rows.device, non_blocking=True)
 
     def _slots(self, block_ids: list[int], start: int, end: int) -> np.ndarray:
         positions = np.arange(start, end)

@@ -22,6 +22,8 @@ from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
 from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
+from specserve.transport.network_link.hub import DraftHub, Lane
+from specserve.transport.rendezvous import DRAFT_HUB, open_store
 from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace
@@ -75,7 +77,7 @@ def build_speculation(
         if colocated is not None:
             modes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
     misses, policy = dict[str, Miss](), None
-    if mode == "async" or arguments.link_fds:
+    if mode == "async" or arguments.link_fds or config.far_drafts:
         source = builder.asynchronous(arguments)
         misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
         modes |= dict.fromkeys(misses, source)
@@ -237,17 +239,28 @@ class _Builder:
         )
 
     def _links(self, arguments: ChildArguments, name: str, limits: LinkLimits) -> DraftLinks:
-        folder = arguments.control_dir
+        config, folder = self._config, arguments.control_dir
         regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
+        lanes: dict[int, Lane] = {}
+        if config.far_drafts:
+            hub = DraftHub(config.hosts[0], config.far_drafts, config.message_cores)
+            open_store(config).set(DRAFT_HUB, hub.place)
+            lanes = hub.lanes
+        peers = [
+            DraftPeer(draft, TargetLinkEnd(lane, lane, limits), lane, is_here=False)
+            for draft, lane in lanes.items()
+        ]
+        own = [draft for draft in range(len(regions) + len(lanes)) if draft not in lanes]
+        peers += [
+            DraftPeer(draft, self._link_end(draft, region, limits, folder), region)
+            for draft, region in zip(own, regions, strict=True)
+        ]
         return DraftLinks(
-            [
-                DraftPeer(index, self._link_end(index, region, limits, folder), region)
-                for index, region in enumerate(regions)
-            ],
-            DraftControlTarget(folder, len(regions), self._config.message_cores),
+            sorted(peers, key=lambda peer: peer.index),
+            DraftControlTarget(folder, len(peers), config.message_cores, lanes),
             limits=limits,
             drafter=name,
-            timeout_s=self._config.speculation.draft_timeout_s,
+            timeout_s=config.speculation.draft_timeout_s,
         )
 
     def _link_end(

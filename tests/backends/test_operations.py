@@ -19,11 +19,10 @@ from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.noise import Purpose
-from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import Greedy
+from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.method import VerificationMethod
-from tests.device.both_samplers import NUM_TOKENS, random_probs, random_rows
+from tests.device.random_rounds import random_kinds, random_round
 from tests.exactness.speculative import Models
 from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
@@ -80,73 +79,36 @@ def test_forwards(both, tmp_path, config):
             near(ours[:, :end], theirs[:, :end])
 
 
-def sampling_batches(source: random.Random, device: torch.device):
-    """Of rows of all kinds: greedy, cut, edited; and logits, some of which are bad."""
-    fields = ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.0})
-    edits = ({"frequency_penalty": 0.5}, {"logit_bias": {3: 2.0, 8: -100.0}})
-    for pool in (fields[:1], fields[:4], fields[4:], fields, (*fields, *edits)):
-        for num_rows in (1, 3, 8):
-            states = [
-                state(**{"seed": source.getrandbits(60), "temperature": 0.9} | source.choice(pool))
-                for _ in range(num_rows)
-            ]
-            generator = torch.Generator().manual_seed(source.getrandbits(30))
-            logits = 3 * torch.randn(num_rows, NUM_TOKENS, generator=generator)
-            if source.random() < 0.3:
-                logits[source.randrange(num_rows), 4] = source.choice((torch.nan, torch.inf))
-            yield logits.to(device), SamplingBatch.build(states, device)
-
-
-def test_samples(both):
-    backend, reference = both
-    for logits, batch in sampling_batches(random.Random(1), backend.device):
-        before = logits.clone()
-        assert same(
-            backend.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids
-        )
-        assert same(logits.nan_to_num(), before.nan_to_num())
-
-
 @pytest.mark.parametrize("method", list(VerificationMethod))
 def test_verified_rows(both, method):
+    """Rows of one rule, some of which draft nothing and are sampled."""
     backend, reference = both
-    source, generator = random.Random(str(method)), torch.Generator().manual_seed(5)
-    num_accepted = 0
-    for _ in range(30):
-        rows = random_rows(source, method)
-        draft_probs, logits = random_probs(rows, generator)
-        draft_probs = DraftProbs(
-            draft_probs.ids.to(backend.device), draft_probs.probs.to(backend.device)
-        )
-        given = (logits.to(backend.device), rows, draft_probs)
+    source, num_accepted = random.Random(str(method)), 0
+    for _ in range(6):
+        kinds = random_kinds(source)._replace(methods=(method,))
+        given = random_round(source, kinds, most_rows=5).on(backend.device)
+        before = given.logits.clone()
         found = backend.verify(*given)
         assert found == reference.verify(*given)
+        assert same(given.logits.nan_to_num(), before.nan_to_num())
         num_accepted += sum(found.num_accepted)
-    assert num_accepted > 20
+    assert num_accepted > 3
 
 
 def test_rows_of_several_methods_are_verified_together(both):
     backend, reference = both
-    source, generator = random.Random(3), torch.Generator().manual_seed(3)
-    for _ in range(10):
-        rows = [row for method in VerificationMethod for row in random_rows(source, method)]
-        needed = [row for row in rows if row.verified_by is not VerificationMethod.COUPLED]
-        draft_probs, _ = random_probs(needed, generator)
-        num_logits = sum(len(row.drafted) + 1 for row in rows)
-        logits = 3 * torch.randn(num_logits, NUM_TOKENS, generator=generator)
-        draft_probs = DraftProbs(
-            draft_probs.ids.to(backend.device), draft_probs.probs.to(backend.device)
-        )
-        given = (logits.to(backend.device), rows, draft_probs)
+    source = random.Random(3)
+    for _ in range(3):
+        kinds = random_kinds(source)._replace(methods=tuple(VerificationMethod))
+        given = random_round(source, kinds).on(backend.device)
         assert backend.verify(*given) == reference.verify(*given)
 
 
 def test_drafted_tokens_without_probabilities_are_refused(both):
-    rows = random_rows(random.Random(2), VerificationMethod.REJECTION)
-    _, logits = random_probs(rows, torch.Generator().manual_seed(1))
+    rows = [RowToVerify(VerificationMethod.REJECTION, state(), [3])]
     for backend in both:
         with pytest.raises(ValueError, match="no draft distribution"):
-            backend.verify(logits.to(backend.device), rows, None)
+            backend.verify(torch.zeros(2, 8, device=backend.device), rows, None)
 
 
 # --- noise ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""flashinfer's wrappers on a machine without CUDA: the calls are kept, and attention computed.
+"""flashinfer on a machine without CUDA: calls are kept; attention, norms and rotation computed.
 
 `plan` puts tables where the wrapper would have them on the device; `run` reads nothing else, so
 that a captured one (tests/device/tape.py) attends as the last plan says. What it computes is what
@@ -43,6 +43,56 @@ class StandIn:
         mean = v.float() * weight[..., None] + other.float() * other_weight[..., None]
         v.copy_((mean / total[..., None]).to(v.dtype))
         s.copy_(most + torch.log2(total))
+
+    def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        self.calls.append(("rmsnorm", (x, weight, eps), {}))
+        self._check_norm(x, weight)
+        wide = x.float()
+        mean = wide.square().mean(-1, keepdim=True)
+        return self.error((wide / (mean + eps).sqrt() * weight.float()).to(x.dtype))
+
+    def fused_add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        self.calls.append(("fused_add_rmsnorm", (x, residual, weight, eps), {}))
+        self._check_norm(x, weight)
+        assert x.dim() == 2
+        assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
+        wide = x.float() + residual.float()
+        residual.copy_(wide)
+        mean = wide.square().mean(-1, keepdim=True)
+        x.copy_(self.error(wide / (mean + eps).sqrt() * weight.float()))
+
+    def apply_rope_with_cos_sin_cache_inplace(
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        head_size: int,
+        cos_sin_cache: Tensor,
+        *,
+        is_neox: bool,
+    ) -> None:
+        given = (positions, query, key, head_size, cos_sin_cache)
+        self.calls.append(("apply_rope_with_cos_sin_cache_inplace", given, {"is_neox": is_neox}))
+        assert is_neox
+        assert cos_sin_cache.dtype == torch.float32
+        assert cos_sin_cache.is_contiguous()
+        assert positions.is_contiguous()
+        turns = cos_sin_cache.index_select(0, positions.long())[:, None]
+        half = head_size // 2
+        cos, sin = turns[..., :half], turns[..., half:]
+        for x in (query, key):
+            assert x.dtype in (torch.float16, torch.bfloat16)
+            heads = x.view(len(x), -1, head_size)
+            first, second = heads[..., :half].float(), heads[..., half:].float()
+            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+            heads.copy_(self.error(turned))
+
+    def _check_norm(self, x: Tensor, weight: Tensor) -> None:
+        assert x.dim() in (2, 3)
+        assert x.stride(-1) == weight.stride(-1) == 1
+        assert weight.shape == x.shape[-1:]
+        assert x.dtype == weight.dtype
+        assert x.dtype in (torch.float16, torch.bfloat16)
 
     def count(self, name: str) -> int:
         return sum(name in each for each, *_ in self.calls)

@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specserve import noise
 from specserve.backends.cuda import graphs as cuda_graphs
 from specserve.backends.cuda import noise as captured_noise
-from specserve.backends.cuda import sampling as captured_sampling
-from specserve.backends.cuda import verification as captured_ratio
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
@@ -276,8 +274,6 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     caches: list[Callable[[], None]] = [
         noise._constants.cache_clear,
         captured_noise._graphs.cache_clear,
-        captured_sampling._captured_samples.cache_clear,
-        captured_ratio._graphs.cache_clear,
     ]
     current = [DEVICE]
     cuda = {

@@ -12,6 +12,7 @@ import torch
 
 import draft_node.start
 import specserve.processes.launch
+import target_node.meeting
 import target_node.planning.step_profile
 import target_node.speculation.start
 import target_node.start
@@ -218,10 +219,9 @@ def test_ranks_talk_over_nccl_unless_they_share_a_device(
 ):
     config = resolved("2+0", num_devices=num_devices, mode="off")
     given = msgspec.structs.replace(arguments(tmp_path), rank=1, world_size=2)
-    with mock.patch.object(target_node.start.dist, "init_process_group") as joined:
-        target_node.start._join_group(config, given)
+    with mock.patch.object(target_node.meeting.dist, "init_process_group") as joined:
+        target_node.meeting.join_group(config, given)
     assert joined.call_args.args == (backend,)
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 @pytest.mark.slow

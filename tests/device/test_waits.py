@@ -10,9 +10,10 @@ from unittest import mock
 
 import pytest
 
+from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.miss_policy import Miss
-from tests.device.pretended import PretendedCuda
+from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.worlds import pair_on_device, target_on_device
 from tests.exactness.speculative import Models
 from tests.target_node.in_process import InProcessTarget, request
@@ -55,6 +56,13 @@ A_ROW_WITH_A_DRAFT_PROCESS: dict[VerificationMethod, Bound] = dict.fromkeys(
     VerificationMethod, (1, 3, 0)
 )
 A_ROW_WITH_A_DRAFT_PROCESS[VerificationMethod.COUPLED] = (1, 1, 0)
+# With all that the CUDA backend captures, a drafter beside the target or none. Whatever requests
+# ask for, and however many there are: one read of what was found, two more with drafts. A real
+# device makes its host wait at most so often (tests/gpu/test_cuda_waits.py).
+CAPTURED: dict[str, Bound] = dict.fromkeys(FIELDS, (1, 5, 0))
+CAPTURED_BESIDE_A_DRAFTER: dict[VerificationMethod, Bound] = dict.fromkeys(
+    VerificationMethod, (3, 16, 0)
+)
 KINDS = ("read", "upload", "shape")
 
 
@@ -115,6 +123,28 @@ def test_a_drafter_beside_the_target(
     decoding(target, num_rows, {})
     found = waits_of(cuda, target, f"synchronous, {method.value}, {num_rows} rows")
     assert within(found, SYNCHRONOUS[method], A_ROW_BESIDE_A_DRAFTER, num_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["truncated", "penalties, bias and logprobs"])
+def test_captured_plain_decoding(cuda: PretendedCuda, models: Models, name: str):
+    num_rows, backend = NUM_ROWS[1], CudaGraphBackend(DEVICE)
+    target = target_on_device(models, backend=backend, captures_forwards=True)
+    decoding(target, num_rows, FIELDS[name])
+    target.turn(2)  # in which graphs are captured
+    found = waits_of(cuda, target, f"captured, {name}, {num_rows} rows")
+    assert within(found, CAPTURED[name], (0, 0, 0), num_rows)
+
+
+@pytest.mark.slow
+def test_captured_rounds_of_a_drafter_beside_the_target(cuda: PretendedCuda, models: Models):
+    method, backend = VerificationMethod.REJECTION, CudaGraphBackend(DEVICE)
+    settings = {"default_method": method, "captures_forwards": True}
+    target = target_on_device(models, "dspark vanilla", backend=backend, **settings)
+    decoding(target, NUM_ROWS[0], {})
+    target.turn(4)
+    found = waits_of(cuda, target, f"captured, synchronous, {method.value}")
+    assert within(found, CAPTURED_BESIDE_A_DRAFTER[method], (0, 0, 0), NUM_ROWS[0])
 
 
 @pytest.mark.slow

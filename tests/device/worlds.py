@@ -27,12 +27,16 @@ from tests.target_node.scripted_drafts import Drafting
 
 
 def model_on_device(
-    models: Models, *, dtype: torch.dtype = torch.float32, deterministic: bool = False
+    models: Models,
+    *,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+    device: torch.device = DEVICE,
 ) -> Transformer:
     return load_model(
         models.target.folder,
         dtype=dtype,
-        backend=choose_backend(DEVICE),
+        backend=choose_backend(device),
         parallel=TensorParallel(),
         deterministic=deterministic,
     )
@@ -50,10 +54,10 @@ def drafter_on_device(
         return models.drafter(name)
 
 
-def _use_torch_forwards(target: InProcessTarget, *, deterministic: bool) -> None:
-    """Forwards are torch's own, and not captured, whatever else the backend captures."""
+def _use_forwards(target: InProcessTarget, backend: Backend, *, deterministic: bool) -> None:
+    """Those of `backend`, whatever else computes: torch's own are not captured."""
     cache = target.runner.cache
-    target.runner.passes = TorchBackend(DEVICE).make_forward(
+    target.runner.passes = backend.make_forward(
         target.runner.model,
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
@@ -68,17 +72,20 @@ def target_on_device(
     dtype: torch.dtype = torch.float32,
     deterministic: bool = False,
     backend: Backend | None = None,
+    captures_forwards: bool = False,
     **settings: Any,
 ) -> InProcessTarget:
-    """Plain decoding, or a drafter beside the target; its forwards are not captured."""
+    """Plain decoding, or a drafter beside the target."""
     backend = backend or TorchBackend(DEVICE)
+    device = backend.device
     with mock.patch.object(in_process, "BACKEND", backend):
         target = InProcessTarget(
-            model_on_device(models, dtype=dtype, deterministic=deterministic),
+            model_on_device(models, dtype=dtype, deterministic=deterministic, device=device),
             draft=None if drafter is None else drafter_on_device(models, drafter, dtype, backend),
             **{"max_model_len": 90} | settings,
         )
-    _use_torch_forwards(target, deterministic=deterministic)
+    forwards = backend if captures_forwards else TorchBackend(device)
+    _use_forwards(target, forwards, deterministic=deterministic)
     return target
 
 
@@ -109,5 +116,5 @@ def pair_on_device(
             drafting,
             **{"max_model_len": 90} | settings,
         )
-        _use_torch_forwards(pair, deterministic=deterministic)
+        _use_forwards(pair, TorchBackend(DEVICE), deterministic=deterministic)
         yield stack.enter_context(pair)

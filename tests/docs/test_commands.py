@@ -27,7 +27,7 @@ GUIDES = [
 FOREIGN = {
     "--cacert", "--api-key", "--nproc-per-node", "--per-device-train-batch-size",
     "--num-train-epochs", "--max-steps", "--learning-rate", "--output-dir",
-    "--resume-from-checkpoint", "--ttt-length",
+    "--resume-from-checkpoint", "--ttt-length", "--enable-auto-tool-choice",
 }  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def node(peer, drafter):
         streams=streams,
         prespeculation=PreSpeculation(drafter, streams, settings, backend=BACKEND),
         control=control,
-        region=region,
+        words=region,
         open_link=lambda limits: RingDraftEnd(region, limits),
         max_extension=16,
     )

@@ -1,5 +1,6 @@
 """Forwards replayed as CUDA graphs: those of torch's own operations, in any company."""
 
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,9 @@ from specserve.backends.cuda.graphs import GraphCapture
 from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.verification.method import VerificationMethod
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
-from tests.device.both_samplers import compare_samples, compare_tests
 from tests.device.growing_rows import Rows, assert_near
+from tests.device.random_rounds import compare_rounds
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
 from tests.gpu.test_cuda_service import NCCL_ON_ONE_DEVICE, SMALL, model_info
@@ -92,15 +92,10 @@ def test_captured_noise_has_the_bits_of_other_noise(models: Models):
     compare_noise(DEVICE)
 
 
-def test_captured_samples_have_the_outcomes_of_others(models: Models):
-    compare_samples(DEVICE, 40)
-
-
-@pytest.mark.parametrize("method", [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE])
-def test_captured_ratio_tests_have_the_outcomes_of_others(
-    models: Models, method: VerificationMethod
-):
-    assert compare_tests(DEVICE, method, 100) > 150
+@pytest.mark.parametrize("seed", range(4))
+def test_captured_rounds_have_the_outcomes_of_others(models: Models, seed: int):
+    """Of requests that edit logits, cut, keep to a grammar, list log probabilities, or none."""
+    assert compare_rounds(DEVICE, random.Random(seed), 60) > 60
 
 
 def test_cuts_are_captured_with_the_draws(models: Models):

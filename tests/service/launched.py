@@ -4,14 +4,16 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 
 class Launched:
     """`specserve launch` as a user starts it, its output collected."""
 
-    def __init__(self, *flags: str) -> None:
-        words = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
+    def __init__(self, *flags: str, within: Sequence[str] = ()) -> None:
+        """`within`: what runs a command where this one is to run."""
+        words = [*within, sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
         words += ["--port", "0", *flags]
         self.process = subprocess.Popen(
             words,
@@ -29,13 +31,18 @@ class Launched:
         assert self.process.stdout
         for line in self.process.stdout:
             self.lines.append(line)
-            if "listening on" in line:
+            if "listening on" in line or " is ready: " in line:
                 self._listening.set()
         self._listening.set()
 
     @property
     def output(self) -> str:
         return "".join(self.lines)
+
+    def await_ready(self) -> None:
+        """Of one without an API, too."""
+        assert self._listening.wait(120)
+        assert self.process.poll() is None, self.output
 
     def address(self) -> str:
         assert self._listening.wait(120)

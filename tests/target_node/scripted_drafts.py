@@ -210,7 +210,7 @@ class DraftLife:
             streams=streams,
             prespeculation=PreSpeculation(drafter, streams, settings, backend=BACKEND),
             control=self._wire.draft_end(self.index),
-            region=self._own_region,
+            words=self._own_region,
             open_link=self._draft_end,
             max_extension=drafting.max_extension,
         )

@@ -13,8 +13,9 @@ from specserve.processes.process import ChildArguments, decode_report
 from specserve.settings.config import ResolvedConfig
 from target_node import start
 from target_node.blocks import BlockPool
+from target_node.meeting import await_leader
 from target_node.ranks import Ranks
-from target_node.start import await_leader, context_len
+from target_node.start import context_len
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def test_a_rank_waits_until_rank_0_leads_and_leaves_signals_to_it_then(tmp_path)
     timer = threading.Timer(0.2, (tmp_path / "leading").touch)
     timer.start()
     began_s = time.monotonic()
-    assert await_leader(tmp_path)
+    assert await_leader(ResolvedConfig(), tmp_path)
     assert time.monotonic() - began_s >= 0.15
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
@@ -36,12 +37,12 @@ def test_a_rank_waits_until_rank_0_leads_and_leaves_signals_to_it_then(tmp_path)
 def test_a_signal_while_nobody_leads_ends_the_wait(tmp_path):
     timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGTERM))
     timer.start()
-    assert not await_leader(tmp_path)
+    assert not await_leader(ResolvedConfig(), tmp_path)
 
 
 def test_a_signal_after_rank_0_has_begun_to_lead_does_not_leave_it_alone(tmp_path):
     (tmp_path / "leading").touch()
-    assert await_leader(tmp_path)
+    assert await_leader(ResolvedConfig(), tmp_path)
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -6,7 +6,6 @@ several requests, one for each of its answers, and a number whose chat came to n
 A part is written whole or not at all, so that a run that was stopped goes on behind the last.
 """
 
-import hashlib
 import itertools
 import math
 import os
@@ -124,14 +123,6 @@ def stream_of(exchanges: Iterable[Exchange]) -> tuple[np.ndarray, np.ndarray]:
         starts += range(place, max(place + 1, end - _SHORT), WINDOW)
         place = end
     return np.concatenate([np.zeros(0, np.int32), *parts]), np.asarray(starts, dtype=np.int64)
-
-
-def data_digest(folder: Path) -> str:
-    """Hexadecimal digest of the chats in `folder`; raises InvalidField where there are none."""
-    digest = hashlib.sha256()
-    for _, _, path in _parts_in(chats_in(folder).folder):
-        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def chats_in(folder: Path) -> ChatStore:

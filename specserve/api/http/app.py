@@ -24,7 +24,7 @@ from specserve.api.http.guard import KeyRequired, KnownHostRequired
 from specserve.api.http.hosts import KnownHosts
 from specserve.api.http.page import Page
 from specserve.api.http.refusals import Refusal, Refused, refusal_of
-from specserve.api.http.responses.asked_again import AskedAgain
+from specserve.api.http.responses.asked_again import Cancellation, InputItems, OneResponse
 from specserve.api.http.responses.endpoint import Responses
 from specserve.api.http.responses.kept import Kept
 from specserve.api.http.responses.store import Store, bounds_of
@@ -60,14 +60,16 @@ class _Paths:
     def app(self) -> Starlette:
         service, lenient = self._service, self._is_lenient
         kept = Store[Kept](bounds_of(service.config.server))
-        again = AskedAgain(kept, service.tokenizer)
+        one, cancellation, items = (
+            kind(kept, service.tokenizer) for kind in (OneResponse, Cancellation, InputItems)
+        )
         routes = [
             _posts("/v1/completions", Completions(service, is_lenient=lenient)),
             _posts("/v1/chat/completions", ChatCompletions(service, is_lenient=lenient)),
             _posts("/v1/responses", Responses(service, kept, is_lenient=lenient)),
-            Route("/v1/responses/{response_id}", again.one(), methods=["GET", "DELETE"]),
-            _posts("/v1/responses/{response_id}/cancel", again.cancel()),
-            Route("/v1/responses/{response_id}/input_items", again.input_items(), methods=["GET"]),
+            Route("/v1/responses/{response_id}", one, methods=["GET", "DELETE"]),
+            _posts("/v1/responses/{response_id}/cancel", cancellation),
+            Route("/v1/responses/{response_id}/input_items", items, methods=["GET"]),
             _answers("/v1/models", self.models),
             _answers("/v1/models/{name:path}", self.model),
             _answers("/tokenize", self.tokenize, "POST"),

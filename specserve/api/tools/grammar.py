@@ -7,7 +7,7 @@ A call is written as the model's own format has it, so that a model does what it
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from specserve.api.tools.formats import ToolCallFormat
 from specserve.api.tools.tool import Tool, ToolUse
@@ -110,11 +110,14 @@ def arguments_schema(tool: Tool) -> Json:
     Properties that the schema does not name are not made, unless it says which others there may be:
     every function has its names, and a small model would go on with others for long.
     """
-    schema: Json = {"type": "object", "properties": {}} | (tool.parameters or {})
+    schema: Json = {"type": "object"}
+    schema["properties"] = cast(Json, {})
+    schema |= tool.parameters or {}
     properties: Any = schema["properties"]
     names: Any = schema.get("required", [])
-    is_named = isinstance(properties, dict) and isinstance(names, list)
-    if is_named and not _OPEN & schema.keys() and all(name in properties for name in names):
+    if not isinstance(properties, dict) or not isinstance(names, list) or _OPEN & schema.keys():
+        return schema
+    if set(map(str, cast(list[object], names))) <= cast(Json, properties).keys():
         schema["additionalProperties"] = False
     return schema
 

@@ -9,7 +9,7 @@ calls in its text, and what functions returned is said by the user.
 import json
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -56,10 +56,10 @@ def _turn(message: ChatMessage) -> Turn:
 def _object_of(arguments: str) -> object:
     """Arguments that were cut, or never were an object, stay the text that they are."""
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        found: object = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return cast(object, found) if isinstance(found, dict) else arguments
 
 
 def turns_in_words(

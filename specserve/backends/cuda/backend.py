@@ -1,6 +1,7 @@
 """Operations of few rows captured as CUDA graphs; whatever has no graph is the reference's.
 
-Attention is flashinfer's where it is installed and has kernels for the model, and torch's else.
+Attention, norms and rotation are flashinfer's where it is installed and has kernels for the model,
+and torch's else.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.flash_blocks import SPARE_PAGES, FlashBlockGraphs
 from specserve.backends.cuda.flash_choice import FlashChoice
 from specserve.backends.cuda.forward import CapturedForward
-from specserve.backends.cuda.sampling import captured_sample
-from specserve.backends.cuda.verification import verify_captured
+from specserve.backends.cuda.fused_layers import FusedTransformer
+from specserve.backends.cuda.fused_trial import LayerSizes
+from specserve.backends.cuda.verification import CapturedVerification
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses, score_scale
 from specserve.backends.torch.forward import TorchForward
@@ -27,9 +29,7 @@ from specserve.drafters.block_passes import BlockPasses
 from specserve.drafters.context import BLOCK_SIZE, num_pages, torch_context
 from specserve.models.forward import Forward
 from specserve.models.transformer import Transformer
-from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.sampling import Sampled
 from specserve.sampling.verification.batch import RowToVerify
 
 
@@ -44,6 +44,7 @@ class CudaGraphBackend(TorchBackend):
         graphs.use()
         noise.register()
         self._flash = FlashChoice(device, library)
+        self.verification = CapturedVerification()
 
     @property
     def attention(self) -> str:
@@ -77,6 +78,7 @@ class CudaGraphBackend(TorchBackend):
         if not deterministic:
             num_slots, is_alone = (num_blocks + 1) * block_size, model.parallel.size == 1
             flash = self._flash.of(heads, kv_dtype or dtype, num_slots, may_fail=is_alone)
+            model = self._fused(model)
         plain = TorchForward(
             model,
             num_blocks=num_blocks,
@@ -92,20 +94,25 @@ class CudaGraphBackend(TorchBackend):
         plain.attend_by(FlashAttention(flash, plain.cache, heads))
         return CapturedForward(model, plain, attention=FlashGraphs(flash, plain.cache, heads))
 
+    def _fused(self, model: Transformer) -> Transformer:
+        """The same, with fused norms and rotation where there are any."""
+        sizes = LayerSizes(
+            hidden_size=model.config.hidden_size,
+            num_heads=len(model.heads.queries),
+            num_kv_heads=len(model.heads.kv),
+            head_dim=model.config.head_dim,
+            dtype=model.embedding.dtype,
+        )
+        ops = self._flash.of_layers(sizes, may_fail=model.parallel.size == 1)
+        return model if ops is None else FusedTransformer(model, ops)
+
     def step_edges(self, *, deterministic: bool) -> Sequence[int]:
         return () if deterministic else graphs.BUCKETS
-
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
-        if batch.edits is None and batch.random_rows is not None and batch.greedy_rows is None:
-            winners = captured_sample(logits, batch)
-            if winners is not None:
-                return Sampled(winners)
-        return super().sample(logits, batch)
 
     def verify(
         self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
-        found = verify_captured(logits, rows, draft_probs)
+        found = self.verification(logits, rows, draft_probs)
         return super().verify(logits, rows, draft_probs) if found is None else found
 
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:

@@ -122,7 +122,9 @@ class _Entered:
 
     def fill(self, batch: AttentionBatch, token_ids: Sequence[int]) -> None:
         self._attention.fill(batch)
-        ids = torch.from_numpy(np.array(token_ids, dtype=np.int64)).to(self._token_ids.device)
+        ids = torch.from_numpy(np.array(token_ids, dtype=np.int64))
+        # Not pinned: the copy has left this memory when the call returns.
+        ids = ids.to(self._token_ids.device, non_blocking=True)
         torch.index_select(ids, 0, self._attention.sources, out=self._token_ids)
 
     def __call__(self) -> None:

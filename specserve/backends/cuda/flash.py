@@ -1,4 +1,4 @@
-"""flashinfer's paged attention behind few calls; nothing else of the project imports it.
+"""flashinfer behind few calls: paged attention, norms, rotation; nothing else here imports it.
 
 What is passed is positional as little as can be: of a wrapper's names, those that are used here
 exist in all versions of `VERSIONS` (tests/backends/cuda/test_flash_contract.py asks the installed
@@ -73,6 +73,12 @@ class Library(Protocol):
     def BatchDecodeWithPagedKVCacheWrapper(self) -> Callable[..., Wrapper]: ...  # noqa: N802
     @property
     def merge_state_in_place(self) -> Callable[..., None]: ...
+    @property
+    def rmsnorm(self) -> Callable[..., Tensor]: ...
+    @property
+    def fused_add_rmsnorm(self) -> Callable[..., None]: ...
+    @property
+    def apply_rope_with_cos_sin_cache_inplace(self) -> Callable[..., None]: ...
 
 
 class Kernel(Protocol):
@@ -148,6 +154,14 @@ def modules_of(heads: Heads) -> list[Module]:
     if heads.num_heads // heads.num_kv_heads in _PLAIN_RATIOS:
         found.append(jit.attention.gen_batch_decode_module(*types, dim, dim, 0, False, False))
     return found
+
+
+def modules_of_layers() -> list[Module]:
+    """All that `Flash.norm`, `add_and_norm` and `rotate` are compiled from, for all sizes.
+
+    With nvidia-cutlass-dsl installed its norms are compiled by that instead, when they are used.
+    """
+    return [flashinfer.jit.norm.gen_norm_module(), flashinfer.jit.rope.gen_rope_module()]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -254,6 +268,19 @@ class Flash:
     def merge(self, found: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
         """What one kernel found of some keys and another of others: `found` becomes that of all."""
         self._library.merge_state_in_place(found, sums, other, other_sums)
+
+    # --- what is fused of layers: see `FusedOps` -------------------------------------------------
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._library.rmsnorm(x, weight, eps)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        self._library.fused_add_rmsnorm(x, residual, weight, eps)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, turning: Tensor) -> None:
+        self._library.apply_rope_with_cos_sin_cache_inplace(
+            positions, q, k, q.shape[-1], turning, is_neox=True
+        )
 
 
 @dataclass(frozen=True)

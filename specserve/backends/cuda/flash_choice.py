@@ -1,12 +1,22 @@
-"""Whether a process attends by flashinfer, and for which models; why not, in one line."""
+"""What of a process is flashinfer's, and for which models; why not, in one line."""
 
 import functools
 import logging
 
 import torch
 
-from specserve.backends.cuda.flash import Flash, Heads, Library, why_not, why_not_of
+from specserve.backends.cuda.flash import (
+    DTYPES,
+    HEAD_DIMS,
+    Flash,
+    Heads,
+    Library,
+    why_not,
+    why_not_of,
+)
 from specserve.backends.cuda.flash_trial import trial
+from specserve.backends.cuda.fused_layers import FusedOps
+from specserve.backends.cuda.fused_trial import LayerSizes, trial_of_layers
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,6 +33,7 @@ class FlashChoice:
         if self._flash is not None:
             self.description = f"flashinfer {self._flash.version}'s where it has kernels"
         self._find = functools.cache(trial)
+        self._find_of_layers = functools.cache(trial_of_layers)
         self._said: set[str] = set()
 
     def of(
@@ -47,7 +58,26 @@ class FlashChoice:
                 return self._flash
             if not may_fail:
                 raise RuntimeError(f"{obstacle}; --no-cuda-graphs does without")
+        self._say("attention is torch's, which is slower: %s", obstacle)
+        return None
+
+    def of_layers(self, sizes: LayerSizes, *, may_fail: bool) -> FusedOps | None:
+        """Norms and rotation of layers of these sizes; None where torch's have to do.
+
+        Tried when first asked for, and RuntimeError where they are wrong, as above.
+        """
+        if self._flash is None or sizes.dtype not in DTYPES or sizes.head_dim not in HEAD_DIMS:
+            return None  # of which the attention's line has the reason
+        obstacle = self._find_of_layers(self._flash, sizes, self._flash.device)
+        if not obstacle:
+            return self._flash
+        if not may_fail:
+            raise RuntimeError(f"{obstacle}; --no-cuda-graphs does without")
+        self._say("norms and rotations are torch's, which is slower: %s", obstacle)
+        return None
+
+    def _say(self, line: str, obstacle: str) -> None:
+        """Once a process and obstacle."""
         if obstacle not in self._said:
             self._said.add(obstacle)
-            _LOG.warning("attention is torch's, which is slower: %s", obstacle)
-        return None
+            _LOG.warning(line, obstacle)

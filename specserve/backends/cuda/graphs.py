@@ -6,14 +6,12 @@ captured by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 """
 
 import logging
-import math
 import weakref
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -184,62 +182,3 @@ def bucket_of(count: int) -> int:
     """The least of `BUCKETS` that holds so many; beyond the last a power of two."""
     place = bisect_left(BUCKETS, count)
     return BUCKETS[place] if place < len(BUCKETS) else padded(count)
-
-
-class CapturedRows:
-    """A function that finds one number for each of R rows, captured by the bucket of R.
-
-    A row's number depends on that row alone: what pads it are rows of some call before.
-    """
-
-    def __init__(self, function: Callable[..., torch.Tensor], most: int) -> None:
-        """`function` takes tensors [R, ...], of up to `most` elements each when padded.
-
-        And numbers by name, which belong to a graph as the shapes do.
-        """
-        self._function = function
-        self._most = most
-        self._graphs = CapturedGraphs(self._make)
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
-    def __call__(self, *rows: torch.Tensor, **numbers: int) -> torch.Tensor | None:
-        """[R]; None where it is not captured."""
-        if not len(rows[0]):
-            return None
-        sizes = [(bucket_of(len(x)), *x.shape[1:]) for x in rows]
-        if max(map(math.prod, sizes)) > self._most:
-            return None
-        places = tuple((size, x.dtype, x.device) for size, x in zip(sizes, rows, strict=True))
-        key = _RowsKey(places, tuple(numbers.items()))
-        made = self._graphs.run(key, lambda each: each.fill(rows))
-        return None if made is None else made.found[: len(rows[0])].clone()
-
-    def _make(self, key: "_RowsKey") -> "_PaddedRows":
-        return _PaddedRows(partial(self._function, **dict(key.numbers)), key.places)
-
-
-_Place = tuple[tuple[int, ...], torch.dtype, torch.device]
-
-
-class _RowsKey(NamedTuple):
-    places: tuple[_Place, ...]  # of the tensors
-    numbers: tuple[tuple[str, int], ...]
-
-
-class _PaddedRows:
-    """What is captured."""
-
-    def __init__(self, function: Callable[..., torch.Tensor], places: tuple[_Place, ...]) -> None:
-        self._function = function
-        self._rows = [
-            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in places
-        ]
-
-    def fill(self, rows: Sequence[torch.Tensor]) -> None:
-        for own, x in zip(self._rows, rows, strict=True):
-            own[: len(x)].copy_(x)
-
-    def __call__(self) -> None:
-        self.found = self._function(*self._rows)

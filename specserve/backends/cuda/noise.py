@@ -1,6 +1,10 @@
-"""`specserve.noise.philox_floats` on CUDA devices, captured: else it is eighty small kernels."""
+"""`specserve.noise.philox_floats` on CUDA devices: by one kernel of Triton where that works.
+
+Else captured, for the definition is eighty small kernels.
+"""
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specserve import noise
-from specserve.backends.cuda import graphs
+from specserve.backends.cuda import graphs, triton_noise
 from specserve.backends.cuda.graphs import CapturedGraphs, padded
+from specserve.backends.cuda.triton_noise import TritonNoise
 
 _MOST_LANES = 1 << 19  # whose kernels take no longer than beginning them does
 
@@ -18,6 +23,8 @@ def philox_floats(
     blocks: Tensor, positions: Tensor, sample_words: Tensor, purpose_words: Tensor, seeds: Tensor
 ) -> Tensor:
     """As `specserve.noise.philox_floats`; within another graph it is part of that."""
+    if _KERNELS:
+        return _KERNELS[-1](blocks, positions, sample_words, purpose_words, seeds)
     num_rows = padded(max(1, len(seeds)))
     num_lanes = num_rows * blocks.shape[1] if len(seeds) else 0
     if graphs.are_used(seeds.device) and 0 < num_lanes <= _MOST_LANES:
@@ -29,6 +36,21 @@ def philox_floats(
     return noise.philox_floats(blocks, positions, sample_words, purpose_words, seeds)
 
 
+def choose(device: torch.device) -> str:
+    """Who makes this process's noise on CUDA devices from now on, in words. Compiles and tries."""
+    register()
+    _KERNELS.clear()
+    obstacle = triton_noise.why_not()
+    if not obstacle:
+        kernel = TritonNoise()
+        obstacle = triton_noise.trial(kernel, device)
+        if not obstacle:
+            _KERNELS.append(kernel)
+            return f"triton {kernel.version}'s"
+        _LOG.warning("noise is torch's, which is slower: %s", obstacle)
+    return f"torch's: {obstacle}"
+
+
 def register() -> None:
     """Let this process make noise on CUDA devices so."""
     if _REGISTERED:
@@ -38,6 +60,8 @@ def register() -> None:
     _REGISTERED.append(library)
 
 
+_LOG = logging.getLogger(__name__)
+_KERNELS: list[TritonNoise] = []  # the chosen one, if any
 _REGISTERED: list[torch.library.Library] = []  # an implementation goes with its library
 
 

@@ -12,6 +12,7 @@ from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.backends.torch.chain_passes import TorchChainPasses
 from specserve.backends.torch.forward import TorchForward
 from specserve.backends.torch.parts import TorchParts
+from specserve.backends.torch.verification import verified
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.block_passes import BlockPasses
 from specserve.drafters.chain_passes import ChainPasses
@@ -20,12 +21,9 @@ from specserve.drafters.protocol import SpeculationBatch
 from specserve.models.forward import Forward
 from specserve.models.parts import LayerParts
 from specserve.models.transformer import Transformer
-from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import DraftSampling
-from specserve.sampling.sampling import Sampled, sample
-from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
-from specserve.sampling.verification.verify import verify
+from specserve.sampling.verification.batch import RowToVerify
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,20 +83,10 @@ class TorchBackend:
     def step_edges(self, *, deterministic: bool) -> Sequence[int]:
         return ()
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
-        return sample(logits, batch)
-
     def verify(
         self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
-        found = verify(logits, VerificationBatch.build(rows, self.device), draft_probs)
-        # One table, because each copy from a device waits for it.
-        flags = found.spoiled_rows.long(), found.broken_probs.long()
-        table = torch.stack((found.num_accepted, found.next_tokens, *flags))
-        num_accepted, next_tokens, spoiled, broken = table.tolist()
-        return VerifiedRows(
-            num_accepted, next_tokens, list(map(bool, spoiled)), list(map(bool, broken))
-        )
+        return verified(logits, rows, draft_probs)
 
     def chain_passes(self, model: Transformer, *, num_tokens: int, longest: int) -> ChainPasses:
         context = torch_context(

@@ -63,7 +63,9 @@ class TorchForward:
 
     def plan(self, batch: AttentionBatch) -> None:
         self._attention.plan(batch)
-        self._positions = torch.from_numpy(batch.positions()).to(self.cache.device)
+        # Not pinned: the copy has left this memory when the call returns.
+        positions = torch.from_numpy(batch.positions())
+        self._positions = positions.to(self.cache.device, non_blocking=True)
 
     def run(
         self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()

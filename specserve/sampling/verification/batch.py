@@ -35,6 +35,24 @@ class RowToVerify:
         return verified_by(self.method, is_greedy=self.state.is_greedy)
 
 
+def by_ratio(rows: Sequence[RowToVerify]) -> list[bool]:
+    """Which of the rows are verified by the ratio test.
+
+    One without drafted tokens has nothing to be tested: where no row beside it has either, it is
+    sampled as under equality, which costs less. Rows with a grammar have each other beside them.
+    """
+    tested = {
+        row.state.grammar is not None
+        for row in rows
+        if row.drafted and row.verified_by is not VerificationMethod.COUPLED
+    }
+    return [
+        (row.state.grammar is not None) in tested
+        and row.verified_by is not VerificationMethod.COUPLED
+        for row in rows
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """B rows under one method, with N logits rows."""

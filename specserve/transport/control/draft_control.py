@@ -13,9 +13,9 @@ A `Free` that is lost leaves a draft with streams nobody reports on; it forgets 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -211,47 +211,85 @@ def _prepare(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.LINGER, 200)  # ms: the last word goes out, a dead peer holds nobody
 
 
+class FarDraft(Protocol):
+    """The leader's way to one draft that these sockets do not reach."""
+
+    @property
+    def num_malformed(self) -> int: ...
+
+    num_dropped: int
+
+    def send(self, message: ToDraft) -> bool: ...
+    def receive(self) -> list[FromDraft]: ...
+    def close(self) -> None: ...
+
+
+class DraftControl(Protocol):
+    """One draft's end, wherever the target is."""
+
+    def receive(self) -> list[ToDraft]: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def send(self, message: FromDraft) -> bool: ...
+    def close(self) -> None: ...
+
+
 class DraftControlTarget:
     """The leader's end, for all drafts. Nothing blocks; nothing raises on input."""
 
-    def __init__(self, control_dir: Path, num_drafts: int, cores: Sequence[int] = ()) -> None:
-        """See `context_on` for `cores`."""
+    def __init__(
+        self,
+        control_dir: Path,
+        num_drafts: int,
+        cores: Sequence[int] = (),
+        far: Mapping[int, FarDraft] | None = None,
+    ) -> None:
+        """See `context_on` for `cores`. `far`: by draft, those on other machines."""
         self._context = context_on(cores)
         decoder = msgspec.msgpack.Decoder(FromDraft)
         self._inbox = _Inbox(self._context, control_dir / "from_drafts", decoder)
-        self._outboxes = [
-            _Outbox(self._context, control_dir / f"to_draft_{draft}") for draft in range(num_drafts)
-        ]
+        self._far = far or {}
+        self._outboxes = {
+            draft: _Outbox(self._context, control_dir / f"to_draft_{draft}")
+            for draft in range(num_drafts)
+            if draft not in self._far
+        }
         self._num_strangers = 0
 
     @property
     def num_malformed(self) -> int:
         """Frames dropped because of what was in them."""
-        return self._inbox.num_malformed + self._num_strangers
+        far = sum(each.num_malformed for each in self._far.values())
+        return self._inbox.num_malformed + self._num_strangers + far
 
     @property
     def num_dropped(self) -> int:
         """Messages not sent."""
-        return sum(outbox.num_dropped for outbox in self._outboxes)
+        ways = [*self._outboxes.values(), *self._far.values()]
+        return sum(way.num_dropped for way in ways)
 
     def receive(self) -> list[FromDraft]:
         """What has arrived from drafts that exist, in order; empty when nothing has."""
         messages = self._inbox.receive()
-        known = [message for message in messages if message.draft < len(self._outboxes)]
+        known = [message for message in messages if message.draft in self._outboxes]
+        for draft, way in self._far.items():
+            told = way.receive()
+            messages += told
+            known += [message for message in told if message.draft == draft]
         self._num_strangers += len(messages) - len(known)
         return known
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something arrives, at most `timeout_s`; True if something did."""
+        """Sleep until a draft of this machine says something, at most `timeout_s`; if it did."""
         return self._inbox.wait(timeout_s)
 
     def send(self, draft: int, message: ToDraft) -> bool:
         """False: dropped, the draft is not there, or reads too slowly."""
-        return self._outboxes[draft].send(message)
+        way = self._outboxes.get(draft) or self._far[draft]
+        return way.send(message)
 
     def close(self) -> None:
         """Send what is queued for at most 200 ms, then free the sockets."""
-        for socket in (self._inbox, *self._outboxes):
+        for socket in (self._inbox, *self._outboxes.values(), *self._far.values()):
             socket.close()
         self._context.term()
 

@@ -19,6 +19,7 @@ import torch
 from specserve.backends.cuda import flash as flash_module
 from specserve.backends.cuda.flash import DTYPES, HEAD_DIMS, VERSIONS, FixedSize, Flash
 from specserve.backends.cuda.flash_shape import FlashShape
+from specserve.backends.cuda.fused_trial import LayerSizes, trial_of_layers
 from specserve.backends.cuda.page_tables import PageTables
 from tests.backends.cuda.layouts import CPU, Pool, heads_of, random_batch
 from tests.backends.cuda.paged_reference import attend, merged
@@ -196,9 +197,20 @@ def test_its_signatures_take_every_call_that_the_stand_in_is_given(
             kernel.run(q, pages)
             found = [*kernel.run_with_sums(q, pages), *found]
     flash.merge(*found[:4])
-    assert bound(flashinfer, library.calls) == 6 * 4 + 3 + 1
+    sizes = LayerSizes(64, 4, 2, 64, torch.bfloat16)
+    assert trial_of_layers(flash, sizes, DEVICE) == ""
+    assert bound(flashinfer, library.calls) == 6 * 4 + 3 + 1 + 5
     with pytest.raises(TypeError, match="unexpected keyword"):
         bound(flashinfer, [("merge_state_in_place", (1, 2, 3, 4), {"sums": 5})])
+
+
+def test_what_layers_are_compiled_from_has_these_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    context = flashinfer.jit.core.current_compilation_context
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+    monkeypatch.setattr(flashinfer.jit.env, "FLASHINFER_JIT_DIR", tmp_path)
+    assert [module.name for module in flash_module.modules_of_layers()] == ["norm", "rope"]
 
 
 def test_its_kernels_are_of_these_types_and_this_version():

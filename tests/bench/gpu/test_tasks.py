@@ -8,13 +8,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.gpu import children, commands, drafts, steps
-from bench.gpu.__main__ import main
-from bench.gpu.records import Draft, Fact, Left, Step, read_results, tables
+from bench.gpu.__main__ import is_whole, main
+from bench.gpu.records import Draft, Fact, Left, Results, Step, Task, read_results, tables
 from bench.gpu.scale import DRY, FULL, LLAMA_70B, QWEN_8B, QWEN_32B, Given, Grid
 from bench.gpu.shapes import Shape, bytes_read
+from bench.gpu.side_by_side import Found as Service
+from bench.machine import describe_machine
 from bench.processes import descendants
 from tests.architecture.sources import ROOT
 
@@ -135,6 +138,46 @@ def test_outcomes_of_tests_are_counted_by_file(monkeypatch):
         Fact(what="tests/gpu/test_a.py", value=1, unit="failed"),
         Fact(what="tests/gpu/test_b.py", value=1, unit="skipped"),
     ]
+
+
+def test_services_side_by_side_are_told_one_by_one(monkeypatch):
+    plain = Service(name="plain", flags=[], tokens_per_s=50.0, forward_ms=3.0)
+    turns = Service(name="by turns", flags=[], num_lookups=8, num_hits=2, num_draft_batches=3)
+    lines = [
+        "a line of a service",
+        *(msgspec.json.encode(each).decode() for each in (plain, turns)),
+        msgspec.json.encode(Service(name="side by side", flags=[], why_not="no MPS")).decode(),
+    ]
+    monkeypatch.setattr(commands, "_run", lambda _, hear, __: list(map(hear, lines)) and None)
+    found = []
+    commands.side_by_side(told(), found.append)
+    assert Fact(what="side by side: plain", value=50.0, unit="tok/s") in found
+    assert Fact(what="side by side: by turns", value=0.25, unit="of look-ups hit") in found
+    assert [each for each in found if isinstance(each, Left)] == [
+        Left(what="side by side: side by side", why="no MPS"),
+        Left(what="side by side: beside the target", why="stopped at its limit"),
+    ]
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+@pytest.mark.parametrize(
+    ("ended", "found"), [("stopped", []), ("done", [Left(what="a step", why="it is gone")])]
+)
+def test_a_dry_run_fails_where_a_step_was_left_out(is_dry, ended, found):
+    """What it is for is to find that before there is a device."""
+    results = Results(
+        tasks=[Task(name="steps", limit_s=1.0, ended="done"), Task(name="real", limit_s=1.0)],
+        is_dry=is_dry,
+        driver="",
+        libraries={},
+        machine=describe_machine(),
+        command="",
+        limit_s=1.0,
+    )
+    results.tasks[1].ended = "done"
+    assert is_whole(results)
+    results.tasks[1].ended, results.tasks[1].found = ended, found
+    assert is_whole(results) is not is_dry
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from draft_node.training import (
     run_folder,
     run_settings,
 )
-from draft_node.training.chats.store import ChatStore, Exchange
 from draft_node.training.checkpoint import FILE_NAME, load
 from draft_node.training.run_folder import claim
 from specserve.errors import InvalidField, Unsupported
@@ -106,18 +104,6 @@ def test_text_is_known_by_its_folder_and_what_is_in_it(begin, tmp_path):
         begin("lm", "--text", "moved")
     with pytest.raises(InvalidField, match=r"^--text: text: no such file or folder"):
         begin("lm", "--text", "text")
-
-
-def test_chats_that_were_added_to_are_others(begin, tmp_path):
-    chats = ChatStore(tmp_path / "chats")
-    (tmp_path / "chats").mkdir()
-    exchange = Exchange(0, 0.0, (1, 2), (3,))
-    chats.add(1, [exchange], 100)
-    folder = begin("lm", "--data", "chats")
-    assert begin("lm", "--data", "chats") == folder
-    chats.add(2, [replace(exchange, number=1)], 100)
-    with pytest.raises(InvalidField, match=r"^--data: .*was begun with other data in it; --restar"):
-        begin("lm", "--data", "chats")
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,20 @@ _CAPTURED = frozenset({Way.CAPTURED, Way.SYNC, Way.ASYNC})
 _FORWARD = "tests/device/test_captured.py"
 _DRAFTS = "tests/device/test_captured_drafts.py"
 _SAMPLING = "tests/device/test_captured_sampling.py"
+_ROUNDS = "tests/backends/cuda/test_captured_round.py::test_every_kind_of_rows_under_every_rule"
 _FLAT = "tests/backends/cuda/test_padded_attention.py"
 _REPLAYED = f"{_FORWARD}::test_what_is_replayed_is_what_would_have_been_run"
 _PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_captured"
 
 PLANTS = [
     Plant(
-        name="samples-overwritten-by-the-next",
-        file="specserve/backends/cuda/graphs.py",
-        symbol="CapturedRows.__call__",
-        was="made.found[: len(rows[0])].clone()",
-        becomes="made.found[: len(rows[0])]",
-        tests=(f"{_SAMPLING}::test_samples",),
-        breaks="tokens that are read a little late are those of the next batch",
+        name="drafted-tokens-unpenalised",
+        file="specserve/backends/cuda/edit_tables.py",
+        symbol="EditTables._penalise",
+        was="(self.path_ids, self.path_counts),",
+        becomes="",
+        tests=(f"{_ROUNDS}[edits-coupled]",),
+        breaks="penalties of verified tokens do not know the drafted ones before them",
         ways=_CAPTURED,
     ),
     Plant(
@@ -36,34 +37,31 @@ PLANTS = [
     ),
     Plant(
         name="graphs-for-any-nucleus",
-        file="specserve/backends/cuda/verification.py",
-        symbol="_Cuts.of",
-        was="any(p.top_p < 1 for p in params)",
-        becomes="params[0].top_p < 1",
+        file="specserve/backends/cuda/round_shape.py",
+        symbol="Cuts.of",
+        was="any(params.top_p < 1 for params in cut)",
+        becomes="cut[0].top_p < 1",
         tests=(f"{_SAMPLING}::test_every_row_is_cut_as_it_asks_for",),
         breaks="a request with top_p is verified without it beside one that has none",
         ways=_CAPTURED,
     ),
     Plant(
         name="draft-probs-of-the-round-before",
-        file="specserve/backends/cuda/verification.py",
-        symbol="_Packed.fill",
-        was="""
-            (self.probs_rows, given.probs_rows),
-            (self.temperatures.view(torch.float64), given.temperatures),
-        """,
-        becomes="(self.temperatures.view(torch.float64), given.temperatures),",
-        tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
+        file="specserve/backends/cuda/round_tables.py",
+        symbol="RoundTables.fill",
+        was="_put(own.probs_rows, np.where(is_tested, is_tested.cumsum() - 1, 0))",
+        becomes="own.probs_rows[:1] = 0",
+        tests=(f"{_ROUNDS}[nothing-rejection]",),
         breaks="tokens are verified by distributions that the rows of a round before had",
         ways=_CAPTURED,
     ),
     Plant(
         name="keys-of-the-round-before",
-        file="specserve/backends/cuda/verification.py",
-        symbol="_Packed.fill",
-        was="self.keys.numpy()[:, :num_logits] = given.keys",
-        becomes="self.keys.numpy()[:3, :num_logits] = given.keys[:3]",
-        tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
+        file="specserve/backends/cuda/round_tables.py",
+        symbol="RoundTables._fill_keys",
+        was="_put(self.rows.keys, columns[:4])",
+        becomes="_put(self.rows.keys[:3], columns[:3])",
+        tests=(f"{_ROUNDS}[nothing-rejection]",),
         breaks="recoveries are drawn by the seeds of a round before",
         ways=_CAPTURED,
     ),

@@ -252,19 +252,22 @@ PLANTS = [
     Plant(
         name="ranks-of-ties",
         file="specserve/sampling/logprobs.py",
-        symbol="_records",
-        was="ranks = 1 + (logits > values[:, :1]).sum(dim=1)",
-        becomes="ranks = (logits >= values[:, :1]).sum(dim=1)",
+        symbol="logprob_columns",
+        was="ranks=1 + (logits > values[:, :1]).sum(dim=1),",
+        becomes="ranks=(logits >= values[:, :1]).sum(dim=1),",
         tests=("tests/specserve/sampling/test_logprobs.py::test_zeros_of_either_sign_tie",),
         breaks="a token's rank counts those that are only as likely",
         ways=_TORCH,
     ),
     Plant(
         name="logprobs-of-the-anchor",
-        file="target_node/sampler.py",
-        symbol="_wanted_of_answer",
-        was="first = end - 1 - row.verify_len",
-        becomes="first = end - len(result.token_ids)",
+        file="specserve/backends/torch/verification.py",
+        symbol="_add_logprobs",
+        was="logits_rows += range(start, start + len(tokens))",
+        becomes="""
+            end = start + len(row.drafted) + 1
+            logits_rows += range(end - len(tokens), end)
+        """,
         tests=(
             "tests/exactness/test_speculative_decoding.py"
             "::test_a_few_requests_are_those_of_plain_decoding[language model]",

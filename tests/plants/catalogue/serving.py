@@ -98,9 +98,9 @@ PLANTS = [
     # --- who looks after it ----------------------------------------------------------------------
     Plant(
         name="draft-process-named-as-cause",
-        file="specserve/processes/supervisor.py",
-        symbol="Supervisor._first_cause",
-        was="if isinstance(event, Died) and self._may_be_cause(event.child):",
+        file="specserve/processes/first_cause.py",
+        symbol="first_cause",
+        was="if isinstance(event, Died) and _may_be_cause(event.child, is_draining=is_draining):",
         becomes="if isinstance(event, Died):",
         tests=(
             "tests/specserve/processes/test_first_cause.py::test_a_draft_process_that_ends_meanwhile_is_no_cause",
@@ -122,16 +122,16 @@ PLANTS = [
         ways=_BOTH,
     ),
     Plant(
-        name="answers-logprobs-from-the-prompt",
+        name="answers-sampled-from-the-prompt",
         file="target_node/sampler.py",
-        symbol="_wanted_of_answer",
-        was="first = end - 1 - row.verify_len",
-        becomes="first = end - row.num_logits",
+        symbol="Sampler.sample",
+        was="range(ends[i] - rows[i].verify_len - 1, ends[i])",
+        becomes="[ends[i] - rows[i].num_logits + k for k in range(rows[i].verify_len + 1)]",
         tests=(
             "tests/target_node/test_node.py"
             "::test_log_probabilities_of_an_answer_are_its_own_beside_those_of_the_prompt",
         ),
-        breaks="the first log probabilities of an answer are those of an early prompt position",
+        breaks="the first token of an answer is drawn at an early position of its prompt",
         ways=_BOTH,
     ),
     Plant(

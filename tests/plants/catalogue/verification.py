@@ -9,6 +9,7 @@ _DISTRIBUTION = (
 )
 _EQUAL = "tests/exactness/test_speculative_decoding.py::test_a_few_requests_are_those_of_plain"
 _LOSSLESS = f"{_EQUAL}_decoding[language model]"
+_CAPTURED = "tests/backends/cuda/test_captured_round.py::test_every_kind_of_rows_under_every_rule"
 _ENUMERATED = (
     "tests/exactness/enumeration/test_methods.py"
     "::test_the_distribution_of_the_output_is_that_of_plain_decoding"
@@ -18,7 +19,7 @@ PLANTS = [
     Plant(
         name="mixed-rows-shifted",
         file="target_node/sampler.py",
-        symbol="Sampler._outcomes_of",
+        symbol="Sampler._outcomes",
         was="found = self.backend.verify(logits, to_verify, draft_probs)",
         becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, draft_probs)",
         tests=(f"{_DISTRIBUTION}[rejection]",),
@@ -27,10 +28,10 @@ PLANTS = [
     ),
     Plant(
         name="equal-rows-shifted",
-        file="target_node/sampler.py",
-        symbol="Sampler._outcomes_by_equality",
-        was="drawn = self.backend.sample(logits, batch).token_ids.tolist()",
-        becomes="drawn = self.backend.sample(logits, batch).token_ids.roll(1).tolist()",
+        file="specserve/backends/torch/verification.py",
+        symbol="_by_equality",
+        was="drawn = sample(part.logits, batch).token_ids.tolist()",
+        becomes="drawn = sample(part.logits, batch).token_ids.roll(1).tolist()",
         tests=(_LOSSLESS,),
         breaks="a row gets the token of the row before",
         ways=_SYNC | _TORCH,
@@ -107,7 +108,7 @@ PLANTS = [
         symbol="by_ratio",
         was="sound = draft_probs.sound(logits.shape[1]) & (draft_probs.at(spans.drafted) > 0)",
         becomes="sound = draft_probs.sound(logits.shape[1])",
-        tests=("tests/device/test_captured_sampling.py::test_the_ratio_test[rejection]",),
+        tests=(f"{_CAPTURED}[nothing-rejection]",),
         breaks="a distribution that was not its token's is subtracted all the same",
         ways=_TORCH,
     ),
@@ -215,11 +216,11 @@ PLANTS = [
     ),
     Plant(
         name="acceptance-by-recovery-noise",
-        file="specserve/backends/cuda/ratio_rows.py",
-        symbol="_uniforms",
-        was="branch_words, nonces = torch.from_numpy(once.array())",
-        becomes="branch_words, nonces = torch.from_numpy(once.plus(Purpose.DRAFT).array())",
-        tests=("tests/device/test_captured_sampling.py::test_the_ratio_test[rejection]",),
+        file="specserve/backends/cuda/captured_round.py",
+        symbol="CapturedRound._tested",
+        was="uniforms=once.uniform(Purpose.ACCEPTANCE),",
+        becomes="uniforms=once.uniform(Purpose.RECOVERY),",
+        tests=(f"{_CAPTURED}[nothing-rejection]",),
         breaks="what follows a rejected token is drawn by the noise that rejected it",
         ways=frozenset({Way.CAPTURED}),
     ),

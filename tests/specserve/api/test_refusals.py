@@ -117,7 +117,7 @@ BAD_PROMPTS = [
     ({"token_ids": pb.TokenIds(ids=[1, 2, 10**6])}, "token_ids"),
     ({"token_ids": pb.TokenIds(ids=[1] * 10**6)}, "token_ids"),
     ({"chat": CHAT()}, "prompt"),
-    ({"chat": CHAT(messages=[TURN(role="tool", content="x")])}, "chat.messages[0].role"),
+    ({"chat": CHAT(messages=[TURN(role="admin", content="x")])}, "chat.messages[0].role"),
     ({"chat": CHAT(messages=[TURN(role="user", content="refuse")])}, "chat"),
     ({"text": "fox", "request_id": ""}, "request_id"),
     ({"text": "fox", "request_id": "x" * 1000}, "request_id"),

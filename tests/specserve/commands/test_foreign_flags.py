@@ -43,6 +43,8 @@ LAUNCH = build_parser().commands["launch"].flags
         ),
         ("launch --speculative-config", "type --drafter FOLDER"),
         ("launch --trust-remote-code", "leave it out"),
+        ("launch --enable-auto-tool-choice", "leave it out: tools are served"),
+        ("launch --chat-template x.jinja", "put chat_template.jinja into the model's folder"),
         ("launch --api-key secret", "type --api-key-file FILE, with a key a line"),
         ("launch --ssl-certfile cert.pem", "type --tls-cert cert.pem"),
         ("launch --ssl-key-file key.pem", "type --tls-key key.pem"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from specserve.processes import supervisor as module
 from specserve.processes.child import ChildCommand
 from specserve.processes.signal_pipe import SignalPipe
-from specserve.processes.supervisor import Supervisor
+from specserve.processes.supervisor import Supervisor, Timeouts
 from specserve.telemetry import setup_logging
 
 # Many tests wait until one of them is over. Children that only pretend need less than real ones.
@@ -44,9 +44,7 @@ def main(folder: Path, num_ranks: int, num_drafts: int, preload: str) -> int:
             signals=signals,
             config=folder / "script.json",
             control_dir=folder,
-            startup_timeout_s=10,
-            drain_timeout_s=0.5,
-            draft_timeout_s=0.5,
+            timeouts=Timeouts(startup_s=10, drain_s=0.5, draft_s=0.5),
         )
         ending = supervisor.run(
             on_ready=lambda report: (folder / "ready").write_text(report.address)

@@ -35,6 +35,7 @@ def test_nothing_is_left_undecided_on_cpu():
     files = {"server.api_key_file", "server.tls_cert", "server.tls_key"}
     optional = {"model.ballast", "telemetry.otlp_endpoint"} | files
     optional |= {f"speculation.{key}" for key in wishes}
+    optional |= {"topology.rendezvous", "topology.spread"}  # of several nodes
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__
@@ -58,6 +59,15 @@ def test_resolution_changes_no_explicit_wish():
     assert (config.model.max_model_len, config.model.generation_config) == (100, "none")
     assert config.topology == wish.topology
     assert config.engine == wish.engine
+
+
+def test_a_format_of_tool_calls_is_called_as_by_vllm():
+    wrong = Config(model=ModelConfig(tool_call_parser="qwen25"))
+    problem = (
+        r"^model.tool_call_parser: 'qwen25' is not known \(auto, hermes, llama3_json\); type her"
+    )
+    with pytest.raises(InvalidField, match=problem):
+        resolved(wrong)
 
 
 def test_cuda_is_chosen_where_there_are_enough_devices():

@@ -95,7 +95,7 @@ class Pair:
             draft.close()
         self.links.close()
         for peer in self.peers:
-            peer.region.close()
+            peer.words.close()
         for fd in self._fds:
             os.close(fd)
 

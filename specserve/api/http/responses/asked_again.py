@@ -5,12 +5,13 @@ A response is its tenant's. To anybody else there is none of that name, and what
 same whether there is.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from specserve.api.http.answers import Json
 from specserve.api.http.connection import Gone, Reply, read_content, refuse_unread, unless_gone
@@ -71,31 +72,55 @@ def _query_of(scope: Scope, known: Sequence[str]) -> _Query:
     return _Query(fields)
 
 
-class AskedAgain:
-    """The ASGI applications for paths below /v1/responses."""
+class _OfKept(ABC):
+    """An ASGI application; what bodies say is read and thrown away."""
 
     def __init__(self, store: Store[Kept], tokenizer: TextTokenizer) -> None:
         """`tokenizer`: off whose loop what is long is written."""
         self._store, self._tokenizer = store, tokenizer
 
-    def one(self) -> ASGIApp:
-        """GET and DELETE of a response."""
-        return _Application(self._get_or_delete)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await read_content(scope, receive, _MOST_BODY_BYTES)
+        except Gone:
+            return
+        except Refused as error:
+            await refuse_unread(error.refusal, receive, send)
+            return
+        await unless_gone(receive, self._answered(scope, Reply(send)))
 
-    def cancel(self) -> ASGIApp:
-        """POST; of one in the background."""
-        return _Application(self._cancel)
+    async def _answered(self, scope: Scope, reply: Reply) -> None:
+        try:
+            await self.answer(scope, reply)
+        except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
+            await reply.refuse(refusal_of(error))
 
-    def input_items(self) -> ASGIApp:
-        """GET."""
-        return _Application(self._input_items)
+    @abstractmethod
+    async def answer(self, scope: Scope, reply: Reply) -> None:
+        """Raises the SpecserveError that refuses it."""
 
-    async def _get_or_delete(self, scope: Scope, reply: Reply) -> None:
+    def kept(self, scope: Scope) -> Kept:
+        """The caller's response of the path. Raises NotKept."""
+        name: str = scope["path_params"][_FIELD]
+        found = self._store.find(caller.get().identity, name)
+        if found is None:
+            raise NotKept(f"{_FIELD}: {not_kept(name)}")
+        return found
+
+    async def show(self, kept: Kept, reply: Reply) -> None:
+        """As it is now."""
+        await reply.json(await shown(kept, self._tokenizer))
+
+
+class OneResponse(_OfKept):
+    """A response that is kept, or with `stream=true` its events; DELETE ends and forgets it."""
+
+    async def answer(self, scope: Scope, reply: Reply) -> None:
         await (self._delete if scope["method"] == "DELETE" else self._get)(scope, reply)
 
     async def _get(self, scope: Scope, reply: Reply) -> None:
         known = ("include", "include_obfuscation", "starting_after", "stream")
-        query, kept = _query_of(scope, known), self._kept(scope)
+        query, kept = _query_of(scope, known), self.kept(scope)
         if query.flag("include_obfuscation"):
             problem = "is not served here; leave it out, or send false"
             raise InvalidField("include_obfuscation", problem)
@@ -103,7 +128,7 @@ class AskedAgain:
         if not query.flag("stream"):
             if after is not None:
                 raise InvalidField("starting_after", "is for streams; send stream=true as well")
-            await reply.json(await shown(kept, self._tokenizer))
+            await self.show(kept, reply)
             return
         if kept.log is None:
             problem = (
@@ -114,18 +139,20 @@ class AskedAgain:
         await follow(kept.log, 0 if after is None else after + 1, reply)
 
     async def _delete(self, scope: Scope, reply: Reply) -> None:
-        """What still makes it is ended."""
         _query_of(scope, ())
-        kept = self._kept(scope)
+        kept = self.kept(scope)
         await _ended(kept)
         self._store.drop(caller.get().identity, kept.response_id)
         told = {"id": kept.response_id, "object": "response", "deleted": True}
         await reply.json(msgspec.json.encode(told))
 
-    async def _cancel(self, scope: Scope, reply: Reply) -> None:
-        """It is shown as it has ended, which it may have done before."""
+
+class Cancellation(_OfKept):
+    """End a response that is made in the background; it is shown as it has ended."""
+
+    async def answer(self, scope: Scope, reply: Reply) -> None:
         _query_of(scope, ())
-        kept = self._kept(scope)
+        kept = self.kept(scope)
         if not kept.is_background:
             problem = (
                 "was not made with background: true; a response that its client waits for is "
@@ -133,11 +160,14 @@ class AskedAgain:
             )
             raise InvalidField(_FIELD, problem)
         await _ended(kept)
-        await reply.json(kept.shown())
+        await self.show(kept, reply)
 
-    async def _input_items(self, scope: Scope, reply: Reply) -> None:
-        """A page of what it answers, with what came before, the latest first unless asked."""
-        query, kept = _query_of(scope, ("after", "include", "limit", "order")), self._kept(scope)
+
+class InputItems(_OfKept):
+    """What a kept response answers, with what came before it, in pages."""
+
+    async def answer(self, scope: Scope, reply: Reply) -> None:
+        query, kept = _query_of(scope, ("after", "include", "limit", "order")), self.kept(scope)
         order = query.fields.get("order", "desc")
         if order not in _ORDERS:
             raise InvalidField("order", f"{order[:64]!r} is not one of {', '.join(_ORDERS)}")
@@ -151,13 +181,6 @@ class AskedAgain:
             items.reverse()
         page = _page(items, query.fields.get("after"), limit)
         await reply.json(msgspec.json.encode(page))
-
-    def _kept(self, scope: Scope) -> Kept:
-        name: str = scope["path_params"][_FIELD]
-        kept = self._store.find(caller.get().identity, name)
-        if kept is None:
-            raise NotKept(f"{_FIELD}: {not_kept(name)}")
-        return kept
 
 
 def _page(items: Sequence[Item], after: str | None, limit: int) -> Json:
@@ -180,26 +203,3 @@ async def _ended(kept: Kept) -> None:
     """Once nothing makes it any more."""
     if kept.stop is not None:
         await kept.stop()
-
-
-class _Application:
-    """Bodies are read and thrown away; errors become answers; who leaves is not waited for."""
-
-    def __init__(self, answer: Callable[[Scope, Reply], Awaitable[None]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await read_content(scope, receive, _MOST_BODY_BYTES)
-        except Gone:
-            return
-        except Refused as error:
-            await refuse_unread(error.refusal, receive, send)
-            return
-        await unless_gone(receive, self._answered(scope, Reply(send)))
-
-    async def _answered(self, scope: Scope, reply: Reply) -> None:
-        try:
-            await self._answer(scope, reply)
-        except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
-            await reply.refuse(refusal_of(error))

@@ -32,8 +32,8 @@ _USUAL_VERBOSITY = "medium"
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`name`, `description` and `strict` have no meaning: a schema is kept to in any case."""
 
-    type: str
-    schema: dict[str, Any] | None = None
+    type: str  # text, json_object or json_schema
+    schema: dict[str, Any] | None = None  # of json_schema
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -43,7 +43,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the text that a model writes."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: str | None = None  # medium alone
 
 
 class EventOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,26 +53,29 @@ class EventOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ResponsesBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of POST /v1/responses. None is unset, as in the other bodies."""
+    """Of POST /v1/responses. What is answered, as OpenAI has it, and how, as chats have it.
+
+    None is unset, as in the other bodies.
+    """
 
     noun: ClassVar[str] = "a response"
-    input: str | list[dict[str, Any]]
+    input: str | list[dict[str, Any]]  # a text, or messages, calls of functions and their results
     model: str | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    instructions: str | None = None  # the system's message, of this response alone
+    previous_response_id: str | None = None  # what was said up to it comes before the input
+    max_output_tokens: int | None = None  # left out: until the model ends it
     temperature: float | None = None
     top_p: float | None = None
-    text: TextOptions = TextOptions()
-    metadata: dict[str, Any] | None = None
-    store: bool = True
-    background: bool = False
-    stream: bool = False
+    text: TextOptions = TextOptions()  # what the answer's texts have to be
+    metadata: dict[str, Any] | None = None  # 16 texts at most, told again with the response
+    store: bool = True  # the response can be asked for again, and continued
+    background: bool = False  # answered at once: the response goes on, whoever waits
+    stream: bool = False  # typed events, numbered from 0
     stream_options: EventOptions | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] | None = None
+    include: list[str] | None = None  # message.output_text.logprobs; others find nothing here
+    top_logprobs: int | None = None  # of so many likeliest tokens; with include
+    tools: list[dict[str, Any]] = []  # functions: {"type": "function", "name": ...}
+    tool_choice: str | dict[str, Any] | None = None  # or {"type": "function", "name": ...}
     parallel_tool_calls: bool = True
     # From here on as of chats.
     top_k: int | None = None

@@ -216,7 +216,7 @@ def test_where_one_prompt_is_refused_the_others_are_ended(ask, rig):
     ("body", "param", "says"),
     [
         ({"prompt": "fox", "temprature": 1}, "temprature", "did you mean temperature? (la"),
-        ({"prompt": "fox", "tools": [{}]}, "tools", "is not served here"),
+        ({"prompt": "fox", "tools": [{}]}, "tools", "/v1/chat/completions has tools"),
         ({"prompt": "fox", "max_tokens": "many"}, "max_tokens", "a whole number of at least"),
         ({"prompt": "fox", "temperature": 1e9}, "temperature", "out of range"),
         ({"prompt": "fox", "n": 65}, "n", "1 to 64"),
@@ -259,7 +259,7 @@ def test_what_cannot_be_is_refused_by_name(ask, body, param, says):
         ({"messages": CHAT, "top_logprobs": -1, "logprobs": False}, "top_logprobs"),
         ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"messages": CHAT, "tools": [{}]}, "tools"),
+        ({"messages": CHAT, "tools": [{}]}, "tools[0].function"),
         ({"messages": CHAT, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
 )

@@ -84,7 +84,7 @@ def test_what_gets_no_session_is_counted_by_its_status(make_rig):
     ):
         assert send(rig.url, "POST", path, body).status == 400
     json_mode = {"messages": [{"role": "user", "content": "x"}]}
-    json_mode["response_format"] = {"type": "structural_tag"}
+    json_mode["response_format"] = {"type": "xml"}
     assert send(rig.url, "POST", "/v1/chat/completions", json_mode).status == 400
     assert send(rig.url, "POST", "/v1/completions", b" " * 3000).status == 413
     gzip = {"Content-Encoding": "gzip"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from tokenizers import AddedToken, Tokenizer
 
 from specserve.types import Grammar, GrammarKind, Submit
 from tests.specserve.api.conftest import Rig, rigs_in
@@ -259,3 +260,34 @@ def test_who_is_lenient_is_so_within_tools(make_rig):
     assert answer.body["choices"][0]["finish_reason"] == "tool_calls"
     assert "tools.cache_control" in answer.headers["x-specserve-warning"]
     assert "tools.function.more" in answer.headers["x-specserve-warning"]
+
+
+def test_marks_that_a_tokenizer_calls_special_are_marks(model_folder, tmp_path):
+    """Whose texts are otherwise left out, as those of other special tokens are."""
+    for path in model_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    special = ["<tool_call>", "</tool_call>", "<other>"]
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (folder := tmp_path / "rig").mkdir()
+    with rigs_in(tmp_path, folder) as make:
+        rig = make(max_model_len=4096)
+        rig.script(f"So<other>:{CALL}<other>")
+        answer = send(rig.url, "POST", PATH, ASK)
+    (choice,) = answer.body["choices"]
+    assert choice["message"]["content"] == "So:"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == PARIS
+
+
+def test_a_model_whose_calls_nobody_can_read_says_what_to_type(model_folder, tmp_path):
+    for path in model_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }}{{ messages[0].content }}")
+    (folder := tmp_path / "rig").mkdir()
+    with rigs_in(tmp_path, folder) as make:
+        rig = make(max_model_len=4096)
+        refused = send(rig.url, "POST", PATH, ASK)
+        served = send(rig.url, "POST", PATH, ASK | {"tool_choice": "none"})
+    assert (refused.status, served.status) == (400, 200)
+    assert "--tool-call-parser hermes or llama3_json" in refused.body["error"]["message"]

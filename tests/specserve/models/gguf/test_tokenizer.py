@@ -1,5 +1,6 @@
 """Tokenizers from GGUF metadata give the ids of the tokenizers they were made of."""
 
+import asyncio
 import json
 
 import pytest
@@ -174,7 +175,7 @@ def test_unused_tokens_stand_for_nothing(of):
 def test_the_chat_template_knows_the_special_tokens(of):
     tokenizer = TextTokenizer(of(metadata_of(trained("smollm"), "smollm")))
     try:
-        ids = tokenizer._encode_chat([ChatMessage("user", "x")])
+        ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))
     finally:
         tokenizer.close()
     names = [tokenizer._tokenizer.id_to_token(token_id) for token_id in ids]

@@ -1,0 +1,61 @@
+# pyright: strict
+"""Which device computes, and which processes run where: on this machine, or spread over several.
+
+Pure, as all of `specserve.settings.resolve`.
+"""
+
+from collections.abc import Sequence
+
+from specserve.errors import InvalidField
+from specserve.settings.config import Config
+from specserve.settings.hardware import Hardware
+from specserve.settings.hosts import HostFacts, check_hosts
+from specserve.settings.spread import Spread, spread
+from specserve.settings.topology import CpuThreads, Topology, place_on_cpu, place_on_cuda
+
+_DEVICES = ("cpu", "cuda")
+
+
+def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> str:
+    """cpu or cuda. Raises InvalidField."""
+    device = config.topology.device
+    if device is None:
+        needed = topology.num_target_ranks + topology.num_draft_processes
+        if config.topology.nnodes > 1:
+            needed = 1  # as it looks from here; that all say the same is checked when they meet
+        return "cuda" if len(hardware.cuda_devices) >= needed else "cpu"
+    if device not in _DEVICES:
+        raise InvalidField("topology.device", f"{device!r} is not known ({', '.join(_DEVICES)})")
+    return device
+
+
+def place(
+    config: Config,
+    topology: Topology,
+    device: str,
+    hardware: Hardware,
+    facts: Sequence[HostFacts] = (),
+) -> Spread:
+    """Placements of all processes; `facts`: of all machines, where there are several.
+
+    Who has not met the others, such as `specserve info`, places all on this machine. Raises
+    InvalidField, Unsupported.
+    """
+    wish = config.topology
+    check_hosts(wish)
+    threads = CpuThreads(wish.threads, draft_threads(config))
+    if facts:
+        return spread(wish, topology, device, facts, threads)
+    if device == "cuda":
+        num_devices = len(hardware.cuda_devices)
+        found, is_short = place_on_cuda(topology, num_devices, oversubscribe=wish.oversubscribe)
+    else:
+        found, is_short = place_on_cpu(
+            topology, hardware.cores, threads, oversubscribe=wish.oversubscribe
+        )
+    return Spread("", found, is_short)
+
+
+def draft_threads(config: Config) -> int:
+    """Cores of each draft process on a CPU."""
+    return config.speculation.draft_threads or config.topology.threads

@@ -1,0 +1,31 @@
+# pyright: strict
+"""What the target knows of a draft process besides its frames, wherever that runs."""
+
+from typing import Protocol
+
+
+class DraftWords(Protocol):
+    """As the target reads them, of `ring.SharedRegion` for one."""
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """CLOCK_MONOTONIC of the draft's last sign of life; 0: none yet, or it has ended."""
+        ...
+
+    @property
+    def draft_pid(self) -> int:
+        """Of the draft that attached last; 0: none yet, or it is leaving."""
+        ...
+
+    @property
+    def draft_epoch(self) -> int:
+        """The epoch that the draft works in; 0: none yet."""
+        ...
+
+
+class OwnWords(Protocol):
+    """As the draft writes them."""
+
+    heartbeat_ns: int
+    draft_pid: int
+    draft_epoch: int

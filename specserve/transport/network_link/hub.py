@@ -1,0 +1,163 @@
+# pyright: strict
+"""The target's end of links to draft processes on other machines, all of them over one socket.
+
+Each draft has a lane: a `Channel` for frames, a way for control messages, and its words. A draft
+that connects anew takes the place of its former connection. Nothing here blocks, and nothing that
+arrives can raise.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from specserve.transport.control.control import FrameReader, FrameWriter, context_on
+from specserve.transport.control.draft_control import FromDraft, ToDraft
+from specserve.transport.link.ends import Frame
+from specserve.transport.link.envelope import Part
+from specserve.transport.link.messages import DeviceArray
+from specserve.transport.network_link.wire import (
+    CONTROL,
+    FRAME,
+    QUEUED,
+    WORDS,
+    Words,
+    identity_of,
+    place_of,
+    prepare,
+)
+
+_MOST_A_LOOK = 256  # messages: a flood must not keep the loop from its rounds
+_MOST_KEPT = 4 * QUEUED  # of a lane and kind; the oldest go first
+
+
+class Lane:
+    """One draft process on another machine, as the target reads and tells it."""
+
+    def __init__(self, hub: "DraftHub", draft: int) -> None:
+        self._hub = hub
+        self._identity = identity_of(draft)
+        self._frames = deque[bytes](maxlen=_MOST_KEPT)
+        self._messages = deque[FromDraft](maxlen=_MOST_KEPT)
+        self._reader = FrameReader(msgspec.msgpack.Decoder(FromDraft))
+        self._writer = FrameWriter()
+        self._words, self._heard_ns = Words(0, 0), 0
+        self.num_dropped = 0
+
+    # --- words ------------------------------------------------------------------------------
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """CLOCK_MONOTONIC of this machine when the draft was heard last; 0: never."""
+        self._hub.pump()
+        return self._heard_ns
+
+    @property
+    def draft_pid(self) -> int:
+        """On its own machine; 0: it is leaving."""
+        return self._words.pid
+
+    @property
+    def draft_epoch(self) -> int:
+        return self._words.epoch
+
+    # --- frames -----------------------------------------------------------------------------
+
+    def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
+        """False when the draft is not there, or its network lags."""
+        assert not device_part, "a network carries host memory"
+        return self._hub.send(self._identity, FRAME, b"".join(parts))
+
+    def read(self) -> Frame | None:
+        return None if self.is_empty() else Frame(bytearray(self._frames.popleft()))
+
+    def is_empty(self) -> bool:
+        self._hub.pump()
+        return not self._frames
+
+    def drop(self) -> None:
+        self._hub.pump()
+        self._frames.clear()
+
+    # --- control messages -------------------------------------------------------------------
+
+    @property
+    def num_malformed(self) -> int:
+        return self._reader.num_malformed
+
+    def send(self, message: ToDraft) -> bool:
+        """False: dropped."""
+        frame = self._writer.seal(message)  # pyright: ignore[reportArgumentType]
+        if self._hub.send(self._identity, CONTROL, frame):
+            return True
+        self.num_dropped += 1
+        return False
+
+    def receive(self) -> list[FromDraft]:
+        """What has arrived, in order."""
+        self._hub.pump()
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def close(self) -> None:
+        """Of all lanes at once."""
+        self._hub.close()
+
+    # --- as the hub has it ------------------------------------------------------------------
+
+    def take(self, kind: bytes, data: bytes) -> None:
+        if kind == FRAME:
+            self._frames.append(data)
+        elif kind == CONTROL and (received := self._reader.open(data)) is not None:
+            self._messages.append(received.message)
+        elif kind == WORDS and (words := Words.unpack(data)) is not None:
+            self._words, self._heard_ns = words, time.monotonic_ns()
+
+
+class DraftHub:
+    """Listens on one address, at a port of the system's choice."""
+
+    def __init__(self, address: str, drafts: Sequence[int], cores: Sequence[int] = ()) -> None:
+        """`drafts`: ranks of those on other machines. See `context_on` for `cores`.
+
+        Raises zmq.ZMQError, an OSError of sorts, where it cannot listen.
+        """
+        self._context = context_on(cores)
+        self._socket = self._context.socket(zmq.ROUTER)
+        prepare(self._socket)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # who is not there is told of
+        self._socket.setsockopt(zmq.IPV6, int(":" in address))
+        self._socket.bind(place_of(address, 0))
+        self.place = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.lanes = {draft: Lane(self, draft) for draft in drafts}
+        self._by_identity = {identity_of(draft): lane for draft, lane in self.lanes.items()}
+
+    def pump(self) -> None:
+        """Hand what has arrived to its lanes."""
+        for _ in range(_MOST_A_LOOK):
+            if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            # What a former connection has left has another identity by then.
+            lane = self._by_identity.get(parts[0])
+            if lane is not None and len(parts) == 3:
+                lane.take(parts[1], parts[2])
+
+    def send(self, identity: bytes, kind: bytes, data: bytes) -> bool:
+        if self._socket.closed:
+            return False
+        try:
+            self._socket.send_multipart([identity, kind, data], zmq.NOBLOCK)
+        except zmq.ZMQError:  # nobody there, or the network lags
+            return False
+        return True
+
+    def close(self) -> None:
+        """Send what is queued for at most 200 ms, then free the socket."""
+        if not self._socket.closed:
+            self._socket.close()
+            self._context.term()
