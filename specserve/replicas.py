@@ -21,6 +21,7 @@ from specserve.commands.service_options import add_service_options, read_config
 from specserve.errors import InvalidField, Unavailable, Unsupported
 from specserve.processes.local_service import local_apis
 from specserve.settings.config import Config
+from specserve.settings.placing import wants_gpus
 from specserve.settings.topology import parse_topology
 
 _KEYS = ("replicas", "flags")
@@ -53,7 +54,7 @@ def bundle_of(config: Config, device: str) -> Bundle:
         problem = "a replica is on one machine; start such a service by specserve launch on each"
         raise InvalidField("topology.nnodes", problem)
     ranks, drafts = topology.num_target_ranks, topology.num_draft_processes
-    if device == "cuda":
+    if wants_gpus(device):
         return Bundle(ranks + drafts, ranks + drafts)
     threads = config.topology.threads
     return Bundle(ranks * threads + drafts * (config.speculation.draft_threads or threads), 0)

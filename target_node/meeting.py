@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig

@@ -171,9 +171,10 @@ class Supervisor:
                 if event.is_needed:
                     return self._fail(event)
                 log.warning("%s; decoding goes on without it", event.detail)
+            if isinstance(event, Died) and not self._was_dismissed(event.child):
+                return self._fail(event.child)
             # Who gives up is as good as dead, and takes its time to unload what it has loaded.
-            is_lost = isinstance(event, Reported) and event.child.farewell is not None
-            if (isinstance(event, Died) and not self._was_dismissed(event.child)) or is_lost:
+            if isinstance(event, Reported) and event.child.farewell is not None:
                 return self._fail(event.child)
 
     def _was_dismissed(self, child: Child) -> bool:

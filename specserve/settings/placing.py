@@ -29,6 +29,11 @@ def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> st
     return device
 
 
+def wants_gpus(device: str) -> bool:
+    """Whether each process on `device` has one of its own."""
+    return device == "cuda"
+
+
 def place(
     config: Config,
     topology: Topology,

@@ -22,6 +22,7 @@ from specserve.settings.config import (
     ModelConfig,
     ResolvedConfig,
     SpeculationConfig,
+    TopologyConfig,
     state_dtype,
 )
 from specserve.settings.drafter_source import NGRAM
@@ -29,7 +30,7 @@ from specserve.settings.hardware import Hardware
 from specserve.settings.hosts import HostFacts
 from specserve.settings.placing import draft_threads, place, resolve_device
 from specserve.settings.sizes import format_bytes, parse_bytes, parse_count
-from specserve.settings.spread import tightest
+from specserve.settings.spread import Spread, tightest
 from specserve.settings.target_source import default_name
 from specserve.settings.topology import (
     Topology,
@@ -98,13 +99,11 @@ def resolve(
     kept, kv_dtype = state_dtype(device, dtype), _resolve_kv_dtype(config.engine, device, dtype)
     obstacle = _graph_obstacle(topology, device, collectives)
     engine = _resolve_engine(config.engine, device, kv_dtype, obstacle)
-    kv_bytes = kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks)
-    draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
-    pool = _KvPool(
-        block_bytes=BLOCK_SIZE * max(kv_bytes),
-        bytes_in_all=BLOCK_SIZE * (sum(kv_bytes) + draft_bytes),
-        blocks_per_context=math.ceil(context_len / BLOCK_SIZE),
-        available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
+    pool = _KvPool.of(
+        kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks),
+        _draft_bytes_per_token(config.speculation, spec, dtype=kept),
+        context_len,
+        hardware,
     )
     num_blocks = _resolve_num_blocks(config.engine, device, pool)
     if num_blocks is not None:
@@ -114,27 +113,34 @@ def resolve(
         _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(
-            config.topology,
-            topology=str(topology),
-            device=device,
-            mps=mps,
-            spread=placed.text or None,
-        ),
+        topology=_resolve_topology(config, str(topology), device, mps, placed),
         engine=_with_pool(engine, num_blocks, pool),
         server=msgspec.structs.replace(config.server, http_port=config.server.http_port_wish),
-        speculation=msgspec.structs.replace(
-            config.speculation,
-            draft_threads=draft_threads(config),
-            verify_policy=config.speculation.policy,
-            link=link,
-        ),
+        speculation=_resolve_speculation(config, link),
         telemetry=config.telemetry,
         placements=placed.placements,
         oversubscribed=placed.is_oversubscribed,
         num_blocks=num_blocks,
         collectives=collectives,
         hosts=tuple(each.address for each in facts),
+    )
+
+
+def _resolve_topology(
+    config: Config, topology: str, device: str, mps: bool | None, placed: Spread
+) -> TopologyConfig:
+    spread = placed.text or None
+    return msgspec.structs.replace(
+        config.topology, topology=topology, device=device, mps=mps, spread=spread
+    )
+
+
+def _resolve_speculation(config: Config, link: str | None) -> SpeculationConfig:
+    return msgspec.structs.replace(
+        config.speculation,
+        draft_threads=draft_threads(config),
+        verify_policy=config.speculation.policy,
+        link=link,
     )
 
 
@@ -314,6 +320,18 @@ class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_all: int  # of a block on all ranks, and of what a drafter keeps for its tokens
     blocks_per_context: int  # for one context of full length
     available: int  # bytes, for all ranks
+
+    @classmethod
+    def of(
+        cls, kv_bytes: Sequence[int], draft_bytes: int, context_len: int, hardware: Hardware
+    ) -> "_KvPool":
+        """`kv_bytes` that a token takes on each rank, `draft_bytes` beside them."""
+        return cls(
+            block_bytes=BLOCK_SIZE * max(kv_bytes),
+            bytes_in_all=BLOCK_SIZE * (sum(kv_bytes) + draft_bytes),
+            blocks_per_context=math.ceil(context_len / BLOCK_SIZE),
+            available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
+        )
 
 
 def _resolve_kv_dtype(engine: EngineConfig, device: str, dtype: str) -> str:

@@ -27,6 +27,8 @@ OF_OTHERS = {
     "source": "reads what `make setup` has written",
     "openssl": "is run by the test of the page on security",
     "python3": "makes an environment",
+    "kubectl": "applies manifests, which a test of their own reads",
+    "serve": "is Ray Serve's; what it is given is read by the test of replicas",
     "smg": "is run by `python -m bench.clients.gateway`, whose transcript is in the results",
     "on_device.sh": "hands what it is given to bench.gpu",
 }

@@ -19,7 +19,9 @@ from specserve.processes.supervised_events import EXIT_REFUSED
 from specserve.settings.config import Config, ServerConfig
 from specserve.settings.hosts import check_hosts, port_of
 from tests.architecture.sources import ROOT
-from tests.architecture.test_documents import FENCE, is_understood
+from tests.docs.command_lines import problem
+from tests.docs.shown import Command
+from tests.docs.test_commands import FENCE
 
 DEPLOY = ROOT / "docs" / "deploy"
 PORTS = {ServerConfig().grpc_port, ServerConfig().http_port_wish}
@@ -66,8 +68,8 @@ def test_commands_of_the_page_are_understood():
     assert len(lines) == 2
     nodes = []
     for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        assert is_understood(words)
+        program, *words = shlex.split(line, comments=True)
+        assert problem(Command("docs/deploy/README.md", (program, *words))) is None
         topology = launched(words[1:]).topology
         check_hosts(topology)
         nodes.append((topology.node_rank, topology.nnodes, topology.rendezvous))

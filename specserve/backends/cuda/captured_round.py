@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specserve.backends.cuda.edit_tables import apply_tables
 from specserve.backends.cuda.round_outcomes import packed_outcomes
 from specserve.backends.cuda.round_shape import RoundShape
-from specserve.backends.cuda.round_tables import RoundTables, RowTables
+from specserve.backends.cuda.round_tables import DeviceTables, HostTables, RowTables
 from specserve.noise import OnceKeys, Purpose, exponential_noise_of
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
@@ -52,8 +53,8 @@ class CapturedRound:
         size = shape.num_logits, shape.num_kept
         self._kept_ids = torch.full(size, PAD_ID, dtype=torch.int64, device=shape.device)
         self._kept_probs = torch.zeros(size, dtype=torch.float32, device=shape.device)
-        self._on_host = RoundTables.empty(shape)
-        self._tables = RoundTables.over(self._on_host.words.to(shape.device), shape)
+        self._on_host = HostTables(shape)
+        self._tables = DeviceTables.over(self._on_host.words.to(shape.device), shape)
 
     def fill(self, given: Given) -> None:
         """What is behind its rows are those of some round before, verified for nobody."""
@@ -79,16 +80,16 @@ class CapturedRound:
             )
         self.found = packed_outcomes(drawn, tested, listed)
 
-    def _edited(self, tables: RowTables) -> Tensor:
+    def _edited(self, tables: RowTables[Tensor]) -> Tensor:
         """The logits that are sampled from; none of a row whose own nobody can sample from."""
         if self._shape.edits is None:
             return self._logits
-        edited = self._tables.edits.applied_to(self._logits, tables.row_of)
+        edited = apply_tables(self._logits, self._tables.edits, tables.row_of)
         is_bad = ~self._logits.amax(dim=1).isfinite()
         edited[:, 0].masked_fill_(is_bad, torch.nan)  # whatever an edit has made of it
         return edited
 
-    def _drawn(self, edited: Tensor, tables: RowTables) -> Tensor | None:
+    def _drawn(self, edited: Tensor, tables: RowTables[Tensor]) -> Tensor | None:
         """The target's tokens int64 [N], as far as rows stand by equality."""
         shape = self._shape
         greedy = drawn = None
@@ -101,7 +102,7 @@ class CapturedRound:
             return drawn if greedy is None else greedy
         return torch.where(tables.is_greedy != 0, greedy, drawn)
 
-    def _tested(self, edited: Tensor, tables: RowTables) -> VerificationOutcomes:
+    def _tested(self, edited: Tensor, tables: RowTables[Tensor]) -> VerificationOutcomes:
         """Outcomes of the ratio test, of all B rows."""
         positions, _, _, seeds = tables.keys
         once = OnceKeys(seeds, positions, *tables.once)
@@ -117,7 +118,7 @@ class CapturedRound:
         )
 
     def _chosen(
-        self, drawn: Tensor | None, tested: VerificationOutcomes | None, tables: RowTables
+        self, drawn: Tensor | None, tested: VerificationOutcomes | None, tables: RowTables[Tensor]
     ) -> Tensor:
         """The token that comes in the place of each row of logits, as far as rows get there."""
         if tested is None:
@@ -132,7 +133,7 @@ class CapturedRound:
         return torch.where(tables.is_ratio[row_of] != 0, by_test, drawn)
 
     def _sampling(
-        self, tables: RowTables, drawn_rows: Tensor | None, truncation: Truncation | None
+        self, tables: RowTables[Tensor], drawn_rows: Tensor | None, truncation: Truncation | None
     ) -> SamplingBatch:
         """`drawn_rows`: any tensor if all of them are drawn, None if none is."""
         positions, sample_words, _, seeds = tables.keys
@@ -146,7 +147,7 @@ class CapturedRound:
             truncation=truncation,
         )
 
-    def _truncation(self, tables: RowTables) -> Truncation | None:
+    def _truncation(self, tables: RowTables[Tensor]) -> Truncation | None:
         if self._shape.cuts is None:
             return None
         return Truncation(

@@ -5,7 +5,7 @@ is written alike. A row that has none holds an entry that changes nothing.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,27 +17,29 @@ from specserve.sampling.batch import offsets_of_bits
 from specserve.sampling.state import PenaltyState, SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 
+Table = TypeVar("Table", np.ndarray, Tensor)
+
 _UNCHANGED = -1  # in place of a count
 _ADDS_NOTHING = -0.0  # for 0.0 turns -0.0 into 0.0
 _ANY_TOKEN = 0  # the mask of rows that nothing is kept from, which is never written again
 
 
-class EditTables(NamedTuple):
-    """Of B rows with N rows of logits; views of packed words."""
+class EditTables(NamedTuple, Generic[Table]):
+    """Of B rows with N rows of logits; views of packed words, as arrays on the host."""
 
-    presence: Tensor  # float64 [B]
-    frequency: Tensor  # float64 [B]
-    repetition: Tensor  # float64 [B]
-    seen_ids: Tensor  # int32 [B, P], tokens that a row has seen before this round
-    seen_counts: Tensor  # int32 [B, P], how often it generated them
-    path_ids: Tensor  # int32 [N, G], those among drafted tokens before, whom they count for
-    path_counts: Tensor  # int32 [N, G], with those of before the round
-    bias_ids: Tensor  # int32 [B, Q]
-    bias_values: Tensor  # float64 [B, Q]
-    forbidden_ids: Tensor  # int32 [B, E]
-    is_forbidden: Tensor  # int64 [N], 1 where they are
-    masks: Tensor  # uint8 [1 + M, W], bits as of `GrammarState.allowed`
-    mask_of: Tensor  # int64 [N], which of these is a row's
+    presence: Table  # float64 [B]
+    frequency: Table  # float64 [B]
+    repetition: Table  # float64 [B]
+    seen_ids: Table  # int32 [B, P], tokens that a row has seen before this round
+    seen_counts: Table  # int32 [B, P], how often it generated them
+    path_ids: Table  # int32 [N, G], those among drafted tokens before, whom they count for
+    path_counts: Table  # int32 [N, G], with those of before the round
+    bias_ids: Table  # int32 [B, Q]
+    bias_values: Table  # float64 [B, Q]
+    forbidden_ids: Table  # int32 [B, E]
+    is_forbidden: Table  # int64 [N], 1 where they are
+    masks: Table  # uint8 [1 + M, W], bits as of `GrammarState.allowed`
+    mask_of: Table  # int64 [N], which of these is a row's
 
     @staticmethod
     def places(shape: RoundShape) -> list[Place]:
@@ -60,115 +62,135 @@ class EditTables(NamedTuple):
             *(Place(masks, torch.uint8), Place((logits if edits.num_masks else 0,))),
         ]
 
-    # --- on the host -----------------------------------------------------------------------------
 
-    def fill(self, rows: Sequence[RowToVerify], starts: Sequence[int]) -> None:
-        """From rows whose logits begin at `starts`; what is behind them is nobody's."""
-        for table, nothing in (
-            *((self.seen_ids, 0), (self.seen_counts, _UNCHANGED)),
-            *((self.path_ids, 0), (self.path_counts, _UNCHANGED)),
-            *((self.presence, 0), (self.frequency, 0), (self.repetition, 1)),
-            *((self.bias_ids, 0), (self.bias_values, _ADDS_NOTHING)),
-            *((self.forbidden_ids, 0), (self.is_forbidden, 0), (self.mask_of, _ANY_TOKEN)),
-        ):
-            table.numpy().fill(nothing)
-        self.masks[:1].numpy().fill(0xFF)
-        num_masks = 0
-        for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            state = row.state
-            if state.penalties is not None:
-                self._fill_penalties(place, state, state.penalties)
-                self._fill_path(place, start, row.drafted, state.penalties)
-            if state.has_bias:
-                _fill_row(self.bias_ids, place, state.bias_ids)
-                _fill_row(self.bias_values, place, state.bias_values)
-            if state.forbidden_ids:
-                _fill_row(self.forbidden_ids, place, state.forbidden_ids)
-                left = state.params.min_tokens - state.num_generated
-                end = start + min(left, len(row.drafted) + 1)
-                self.is_forbidden.numpy()[start:end] = 1
-            if state.grammar is not None:
-                num_masks = self._fill_masks(start, state.along(row.drafted), num_masks)
-
-    def _fill_penalties(self, row: int, state: SamplingState, penalties: PenaltyState) -> None:
-        self.presence.numpy()[row] = state.params.presence_penalty
-        self.frequency.numpy()[row] = state.params.frequency_penalty
-        self.repetition.numpy()[row] = state.params.repetition_penalty
-        if len(penalties.ids):
-            _fill_row(self.seen_ids, row, penalties.ids)
-            _fill_row(self.seen_counts, row, penalties.counts)
-
-    def _fill_path(
-        self, row: int, start: int, drafted: Sequence[int], penalties: PenaltyState
-    ) -> None:
-        if not self.path_ids.shape[1]:
-            return
-        ids, counts = self.path_ids.numpy(), self.path_counts.numpy()
-        if len(penalties.ids):  # what repeats where no token was drafted before
-            ids[start] = self.seen_ids.numpy()[row, 0]
-            counts[start] = self.seen_counts.numpy()[row, 0]
-        generated: dict[int, int] = {}
-        for place, token_id in enumerate(drafted, start + 1):
-            before = generated.get(token_id)
-            generated[token_id] = 1 + (penalties.count(token_id) if before is None else before)
-            _fill_row(self.path_ids, place, list(generated))
-            _fill_row(self.path_counts, place, list(generated.values()))
-
-    def _fill_masks(self, start: int, states: Sequence[SamplingState], num_masks: int) -> int:
-        """How many masks there are then."""
-        masks, mask_of = self.masks.numpy(), self.mask_of.numpy()
-        for place, state in enumerate(states, start):
-            bits = state.allowed()
-            if bits is not None:
-                num_masks += 1
-                bits = bits[: masks.shape[1]]
-                masks[num_masks, : len(bits)] = bits
-                masks[num_masks, len(bits) :] = 0
-                mask_of[place] = num_masks
-        return num_masks
-
-    # --- on the device ---------------------------------------------------------------------------
-
-    def applied_to(self, logits: Tensor, row_of: Tensor) -> Tensor:
-        """A copy of `logits` [N, V] with the edits made; `row_of` int64 [N]: whose logits."""
-        edited = logits.clone()
-        if self.seen_ids.numel():
-            self._penalise(edited, logits, row_of)
-        if self.bias_ids.numel():
-            ids = self.bias_ids.index_select(0, row_of).long()
-            values = self.bias_values.to(logits.dtype).index_select(0, row_of)
-            edited.scatter_(1, ids, edited.gather(1, ids) + values)
-        if self.forbidden_ids.numel():
-            ids = self.forbidden_ids.index_select(0, row_of).long()
-            is_forbidden = (self.is_forbidden != 0).unsqueeze(1)
-            kept = edited.gather(1, ids).masked_fill(is_forbidden, float("-inf"))
-            edited.scatter_(1, ids, kept)
-        if self.masks.numel():
-            offsets = offsets_of_bits(self.masks, logits.shape[1], logits.dtype)
-            edited += offsets.index_select(0, self.mask_of)
-        return edited
-
-    def _penalise(self, edited: Tensor, logits: Tensor, row_of: Tensor) -> None:
-        repetition, frequency, presence = (
-            of_row.to(logits.dtype).index_select(0, row_of).unsqueeze(1)
-            for of_row in (self.repetition, self.frequency, self.presence)
-        )
-        # A drafted token counts once more, for the logits behind it: written over what it was.
-        for ids, counts in (
-            (self.seen_ids.index_select(0, row_of), self.seen_counts.index_select(0, row_of)),
-            (self.path_ids, self.path_counts),
-        ):
-            if ids.numel():
-                places = ids.long()
-                before = logits.gather(1, places)
-                values = (before / repetition).where(before > 0, before * repetition)
-                values -= frequency * counts
-                values -= presence * (counts > 0)
-                edited.scatter_(1, places, torch.where(counts >= 0, values, before))
+# --- on the host ---------------------------------------------------------------------------------
 
 
-def _fill_row(table: Tensor, row: int, entries: Sequence[float] | np.ndarray) -> None:
+def fill_edits(
+    tables: EditTables[np.ndarray], rows: Sequence[RowToVerify], starts: Sequence[int]
+) -> None:
+    """From rows whose logits begin at `starts`; what is behind them is nobody's."""
+    for table, nothing in (
+        *((tables.seen_ids, 0), (tables.seen_counts, _UNCHANGED)),
+        *((tables.path_ids, 0), (tables.path_counts, _UNCHANGED)),
+        *((tables.presence, 0), (tables.frequency, 0), (tables.repetition, 1)),
+        *((tables.bias_ids, 0), (tables.bias_values, _ADDS_NOTHING)),
+        *((tables.forbidden_ids, 0), (tables.is_forbidden, 0), (tables.mask_of, _ANY_TOKEN)),
+    ):
+        table.fill(nothing)
+    tables.masks[:1] = 0xFF
+    num_masks = 0
+    for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        state = row.state
+        if state.penalties is not None:
+            _fill_penalties(tables, place, state, state.penalties)
+            if row.drafted:
+                _fill_path(tables, place, start, row.drafted, state.penalties)
+        if state.has_bias:
+            _fill_row(tables.bias_ids[place], state.bias_ids)
+            _fill_row(tables.bias_values[place], state.bias_values)
+        if state.forbidden_ids:
+            _fill_row(tables.forbidden_ids[place], state.forbidden_ids)
+            left = state.params.min_tokens - state.num_generated
+            tables.is_forbidden[start : start + min(left, len(row.drafted) + 1)] = 1
+        if state.grammar is not None:
+            num_masks = _fill_masks(tables, start, state.along(row.drafted), num_masks)
+
+
+def _fill_penalties(
+    tables: EditTables[np.ndarray], row: int, state: SamplingState, penalties: PenaltyState
+) -> None:
+    tables.presence[row] = state.params.presence_penalty
+    tables.frequency[row] = state.params.frequency_penalty
+    tables.repetition[row] = state.params.repetition_penalty
+    ids = penalties.ids
+    if len(ids):
+        _fill_row(tables.seen_ids[row], ids)
+        _fill_row(tables.seen_counts[row], penalties.counts)
+
+
+def _fill_path(
+    tables: EditTables[np.ndarray],
+    row: int,
+    start: int,
+    drafted: Sequence[int],
+    penalties: PenaltyState,
+) -> None:
+    ids, counts = tables.path_ids, tables.path_counts
+    # What repeats where no token was drafted before: an entry that is written already, or nothing.
+    ids[start], counts[start] = tables.seen_ids[row, 0], tables.seen_counts[row, 0]
+    size = ids.shape[1]
+    generated: dict[int, int] = {}
+    entries: list[tuple[list[int], list[int]]] = []
+    for token_id in drafted:
+        before = generated.get(token_id)
+        generated[token_id] = 1 + (penalties.count(token_id) if before is None else before)
+        missing = size - len(generated)  # the first entry again
+        own_ids, own_counts = list(generated), list(generated.values())
+        entries.append((own_ids + own_ids[:1] * missing, own_counts + own_counts[:1] * missing))
+    behind = slice(start + 1, start + 1 + len(drafted))
+    ids[behind], counts[behind] = zip(*entries, strict=True)
+
+
+def _fill_masks(
+    tables: EditTables[np.ndarray], start: int, states: Sequence[SamplingState], num_masks: int
+) -> int:
+    """How many masks there are then."""
+    masks = tables.masks
+    for place, state in enumerate(states, start):
+        bits = state.allowed()
+        if bits is not None:
+            num_masks += 1
+            bits = bits[: masks.shape[1]]
+            masks[num_masks, : len(bits)] = bits
+            masks[num_masks, len(bits) :] = 0
+            tables.mask_of[place] = num_masks
+    return num_masks
+
+
+def _fill_row(row: np.ndarray, entries: Sequence[float] | np.ndarray) -> None:
     """The entries, of which there are some, and then the first of them again."""
-    own = table.numpy()[row]
-    own[: len(entries)] = entries
-    own[len(entries) :] = entries[0]
+    row[: len(entries)] = entries
+    row[len(entries) :] = entries[0]
+
+
+# --- on the device -------------------------------------------------------------------------------
+
+
+def apply_tables(logits: Tensor, tables: EditTables[Tensor], row_of: Tensor) -> Tensor:
+    """A copy of `logits` [N, V] with the edits made; `row_of` int64 [N]: whose logits."""
+    edited = logits.clone()
+    if tables.seen_ids.numel():
+        _penalise(edited, logits, tables, row_of)
+    if tables.bias_ids.numel():
+        ids = tables.bias_ids.index_select(0, row_of).long()
+        values = tables.bias_values.to(logits.dtype).index_select(0, row_of)
+        edited.scatter_(1, ids, edited.gather(1, ids) + values)
+    if tables.forbidden_ids.numel():
+        ids = tables.forbidden_ids.index_select(0, row_of).long()
+        is_forbidden = (tables.is_forbidden != 0).unsqueeze(1)
+        kept = edited.gather(1, ids).masked_fill(is_forbidden, float("-inf"))
+        edited.scatter_(1, ids, kept)
+    if tables.masks.numel():
+        offsets = offsets_of_bits(tables.masks, logits.shape[1], logits.dtype)
+        edited += offsets.index_select(0, tables.mask_of)
+    return edited
+
+
+def _penalise(edited: Tensor, logits: Tensor, tables: EditTables[Tensor], row_of: Tensor) -> None:
+    repetition, frequency, presence = (
+        of_row.to(logits.dtype).index_select(0, row_of).unsqueeze(1)
+        for of_row in (tables.repetition, tables.frequency, tables.presence)
+    )
+    # A drafted token counts once more, for the logits behind it: written over what it was.
+    for ids, counts in (
+        (tables.seen_ids.index_select(0, row_of), tables.seen_counts.index_select(0, row_of)),
+        (tables.path_ids, tables.path_counts),
+    ):
+        if ids.numel():
+            places = ids.long()
+            before = logits.gather(1, places)
+            values = (before / repetition).where(before > 0, before * repetition)
+            values -= frequency * counts
+            values -= presence * (counts > 0)
+            edited.scatter_(1, places, torch.where(counts >= 0, values, before))

@@ -102,9 +102,11 @@ def trial(kernel: TritonNoise, device: torch.device) -> str:
         torch.arange(4 * _TRIAL_ROWS).view(4, _TRIAL_ROWS) * 0x1E3779B97F4A7C15
     )  # some bits of all words
     positions, sample_words, purpose_words, seeds = words.to(device)
-    low = [row & 0xFFFFFFFF for row in (positions, sample_words, purpose_words)]
+    position, sample, purpose = (
+        row & 0xFFFFFFFF for row in (positions, sample_words, purpose_words)
+    )
     for blocks in (torch.arange(_LANES + 1)[None], torch.arange(3 * 5).view(3, 5)):
-        given = (blocks.to(device), *low, seeds)
+        given = (blocks.to(device), position, sample, purpose, seeds)
         try:
             found = kernel(*given)
             is_right = torch.equal(found, noise.philox_floats(*given))

@@ -11,7 +11,7 @@ import secrets
 import time
 
 import msgspec
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from specserve.processes.hosts.lines import Lines
 from specserve.processes.hosts.messages import Answer, Arrived, Meet, ToMeeting
@@ -61,7 +61,8 @@ def ask(store: TCPStore, facts: HostFacts) -> Answer:
     """Waits for it: the launch that wants it says when to give up. Raises RuntimeError."""
     visit = secrets.token_hex(8)
     store.set(f"facts/{visit}", msgspec.json.encode(facts).decode())
-    store.append(VISITS, f"{visit}\n")  # behind the facts: who reads this finds them
+    # Behind the facts: who reads this finds them.
+    store.append(VISITS, f"{visit}\n")  # pyright: ignore[reportAttributeAccessIssue]
     while not store.check([f"answer/{visit}"]):
         time.sleep(_LOOK_S)
     return msgspec.json.decode(store.get(f"answer/{visit}"), type=Answer)

@@ -26,6 +26,17 @@ class DraftWords(Protocol):
 class OwnWords(Protocol):
     """As the draft writes them."""
 
-    heartbeat_ns: int
-    draft_pid: int
-    draft_epoch: int
+    @property
+    def heartbeat_ns(self) -> int: ...
+    @heartbeat_ns.setter
+    def heartbeat_ns(self, now_ns: int) -> None: ...
+
+    @property
+    def draft_pid(self) -> int: ...
+    @draft_pid.setter
+    def draft_pid(self, pid: int) -> None: ...
+
+    @property
+    def draft_epoch(self) -> int: ...
+    @draft_epoch.setter
+    def draft_epoch(self, epoch: int) -> None: ...

@@ -20,12 +20,11 @@ import torch
 
 from draft_node.prespeculation.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from specserve.audit.chi_square import power
-from specserve.backends.torch.backend import TorchBackend
+from specserve.backends.torch import verification
 from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample
 from specserve.sampling.verification.method import VerificationMethod
-from target_node.sampler import Sampler
 from tests.exactness.simulation.distributions import DIFFERENT, VOCAB_SIZE, cells, fit
 from tests.exactness.simulation.streams import PROMPT, Streams
 
@@ -47,15 +46,13 @@ CASES.append((COUPLED, EQUALITY))
 @contextlib.contextmanager
 def verifying(way):
     """A machine on which batches are verified in this way, and in no other."""
-    owner, name = TorchBackend, "verify"
-    if way is not EQUALITY:
-        owner, name = Sampler, "_outcomes_by_equality"
+    name = "verify" if way is EQUALITY else "_by_equality"
 
     def refuse(*_):
         raise AssertionError(f"{name} is not how {way} is verified")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, refuse)
+        patch.setattr(verification, name, refuse)
         yield
 
 
@@ -169,7 +166,7 @@ class Foreseeing(Streams):
     def guesses(self, rows, results):
         """The next token of each, as the draft foresees it."""
         states = [self.sampler.state(row.sequence) for row in rows]
-        # `Sampler` has advanced them: to the token behind the one that is guessed.
+        # the sampler has advanced them: to the token behind the one that is guessed.
         seeds, samples, positions = torch.tensor(
             [(state.seed_bits, state.sample_index, state.position - 1) for state in states]
         ).T

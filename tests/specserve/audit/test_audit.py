@@ -174,16 +174,18 @@ def leading_accepts(accepted, group):
 verify.leading_accepts = leading_accepts
 """
 LOGPROBS_OF_THE_FIRST_ROW = """
-import dataclasses
-from target_node import sampler
-real = sampler._wanted_of_answer
-def wanted(row, end, result):
-    found = real(row, end, result)
-    if row.sequence.request.seeded_by_user:
-        return found
-    first = end - 1 - row.verify_len
-    return [dataclasses.replace(each, logits_row=first) for each in found]
-sampler._wanted_of_answer = wanted
+from specserve.backends.torch import verification
+from specserve.sampling.verification.method import VerificationMethod
+real = verification._add_logprobs
+def add_logprobs(found, logits, rows):
+    logits, start = logits.clone(), 0
+    for row in rows:
+        end = start + len(row.drafted) + 1
+        if row.method is not VerificationMethod.COUPLED:
+            logits[start:end] = logits[start].clone()
+        start = end
+    real(found, logits, rows)
+verification._add_logprobs = add_logprobs
 """
 ACCEPT_ALL = """
 from specserve.sampling.verification import method
