@@ -5,10 +5,10 @@ python -m bench.gpu.flash_kernels --heads 32:8:128 --list
 
 `--heads`: query heads, key heads and their size, one for each model. All is compiled that attention
 of them asks for, and nothing else: prefill and verification (and decoding on tensor cores) as one
-module, decoding of up to three queries a key, and merging. Needs nvcc (CUDA_HOME), ninja and
-FLASHINFER_CUDA_ARCH_LIST, which is 9.0a for an H100 or H200. The modules lie in ~/.cache/flashinfer
-(FLASHINFER_WORKSPACE_BASE names another folder than the home), which may be copied to a machine of
-the same CUDA and flashinfer.
+module, decoding of up to three queries a key, and merging; then norms and rotations of layers, of
+all sizes. Needs nvcc (CUDA_HOME), ninja and FLASHINFER_CUDA_ARCH_LIST, which is 9.0a for an H100 or
+H200. The modules lie in ~/.cache/flashinfer (FLASHINFER_WORKSPACE_BASE names another folder than
+the home), which may be copied to a machine of the same CUDA and flashinfer.
 """
 
 import argparse
@@ -20,7 +20,14 @@ import torch
 
 from bench.writing import show_failure
 from specserve.backends.cuda import flash
-from specserve.backends.cuda.flash import DTYPES, HEAD_DIMS, Heads, Module, modules_of
+from specserve.backends.cuda.flash import (
+    DTYPES,
+    HEAD_DIMS,
+    Heads,
+    Module,
+    modules_of,
+    modules_of_layers,
+)
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -44,7 +51,8 @@ def modules(
 ) -> list[Module]:
     """Of all of them, each once."""
     wanted = (Heads(*heads, 16, dtype, 1.0) for heads in all_heads for dtype in dtypes)
-    return list({each.name: each for heads in wanted for each in modules_of(heads)}.values())
+    found = [each for heads in wanted for each in modules_of(heads)] + modules_of_layers()
+    return list({each.name: each for each in found}.values())
 
 
 def main(words: Sequence[str] | None = None) -> int:

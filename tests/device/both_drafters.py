@@ -287,6 +287,7 @@ def compare_noise(device: torch.device) -> None:
             partial(keys.exponential, Purpose.RECOVERY, 64),
             partial(keys.uniform, Purpose.ACCEPTANCE),
         ]
+    captured_noise._KERNELS.clear()  # whatever other tests have chosen
     plain = [make().cpu() for make in wanted]
     CudaGraphBackend(device)
     found = [make() for make in wanted]

@@ -131,7 +131,7 @@ def test_where_nothing_can_be_captured_forwards_are_run(
         assert_near(rows.forward(**counts), 1e-5)
     torch.testing.assert_close(*rows.kept(), atol=1e-5, rtol=1e-5)
     assert rows.captured.num_graphs == 0
-    assert len(caplog.records) == 1
+    assert sum(each.name == cuda_graphs.__name__ for each in caplog.records) == 1
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "not permitted" in record.getMessage()
 
@@ -220,8 +220,9 @@ def test_rows_beyond_a_tile_are_captured(make: Callable[..., Rows]):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_runner_s_table_has_the_steps_of_its_forwards(
-    cuda: PretendedCuda, tmp_path: Path, deterministic: bool
+    cuda: PretendedCuda, tmp_path: Path, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(step_profile, "_MOST_S", 60.0)  # on a busy machine, too
     backend = CudaGraphBackend(DEVICE)
     runner = Runner(
         load_model(

@@ -1,4 +1,4 @@
-"""flashinfer's kernels on a device against torch's attention: every wrapper and shape in use.
+"""flashinfer's kernels on a device against torch's: attention, every wrapper and shape; layers.
 
 This has never run: no device was at hand when it was written. What it compares has run on the
 pretended device with a stand-in for the wrappers (tests/device/test_flash.py). Kernels that were
@@ -17,12 +17,17 @@ from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import flash, graphs
 from specserve.backends.cuda.flash import Flash, Heads
 from specserve.backends.cuda.flash_trial import trial
+from specserve.backends.cuda.forward import CapturedForward
+from specserve.backends.cuda.fused_layers import FusedTransformer
+from specserve.backends.cuda.fused_trial import LayerSizes, trial_of_layers
 from specserve.backends.cuda.graphs import GraphCapture
+from specserve.backends.torch.forward import TorchForward
 from specserve.drafters.context import BLOCK_SIZE
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from tests.backends.cuda.layouts import NUM_BLOCKS
+from tests.backends.cuda.test_fused_layers import model_of, run_rounds
 from tests.device.both_attentions import (
     Place,
     Sizes,
@@ -31,7 +36,7 @@ from tests.device.both_attentions import (
     random_batches,
 )
 from tests.device.growing_rows import Rows, assert_near
-from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,6 +120,31 @@ def test_a_forward_is_that_of_torch_s_attention(
             assert_near(rows.forward(**counts), near)
         torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
     assert 3 <= rows.captured.num_graphs <= 30
+
+
+# hidden size, heads, key heads and their size: SmolLM2-135M, Qwen3-8B, Llama-3.1-70B's quarter.
+LAYERS = [(576, 9, 3, 64), (4096, 32, 8, 128), (8192, 16, 2, 128)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", LAYERS)
+def test_norms_and_rotations_of_layers_are_their_definition(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype
+):
+    assert trial_of_layers(Flash(DEVICE), LayerSizes(*sizes, dtype), DEVICE) == ""
+
+
+@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+def test_fused_layers_are_those_of_torch(tmp_path: Path, config: dict):
+    """Captured and not, beside layers that are not fused, under torch's attention."""
+    model = model_of(tmp_path, config | {"head_dim": 64}, DEVICE, torch.bfloat16)
+    sizes = {"num_blocks": 12, "block_size": 16, "deterministic": False}
+    fused = FusedTransformer(model, Flash(DEVICE))
+    plain = TorchForward(fused, **sizes)
+    expected = run_rounds(TorchForward(model, **sizes), DEVICE)
+    for forward in (plain, CapturedForward(fused, TorchForward(fused, **sizes))):
+        for ours, theirs in zip(run_rounds(forward, DEVICE), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=0.1, rtol=0.1)
 
 
 def test_a_backend_says_whose_attention_it_has(monkeypatch: pytest.MonkeyPatch):

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from specserve import noise
 from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda import noise as cuda_noise
+from specserve.backends.cuda import triton_noise
 from specserve.backends.cuda.graphs import GraphCapture
 from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
+from tests.backends.cuda.test_triton_noise import random_words
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.random_rounds import compare_rounds
@@ -90,6 +94,19 @@ def models(tmp_path: Path) -> Iterator[Models]:
 
 def test_captured_noise_has_the_bits_of_other_noise(models: Models):
     compare_noise(DEVICE)
+
+
+@pytest.mark.skipif(triton_noise.triton is None, reason="Triton is not installed")
+def test_noise_of_triton_has_the_bits_of_other_noise(models: Models):
+    """Begun by itself, and within a graph of a round."""
+    try:
+        assert cuda_noise.choose(DEVICE).startswith("triton")
+        for share_blocks in (False, True):
+            given = [x.to(DEVICE) for x in random_words(5, 700, share_blocks=share_blocks)]
+            assert torch.equal(cuda_noise.philox_floats(*given), noise.philox_floats(*given))
+        assert compare_rounds(DEVICE, random.Random(5), 30) > 20
+    finally:
+        cuda_noise._KERNELS.clear()
 
 
 @pytest.mark.parametrize("seed", range(4))

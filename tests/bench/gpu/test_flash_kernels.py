@@ -30,7 +30,11 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
         names = [f"prefill {heads.head_dim} {heads.dtype}", "merging"]
         return [found.setdefault(name, Spec(name)) for name in names]
 
+    def modules_of_layers() -> list[Spec]:
+        return [found.setdefault("norms", Spec("norms"))]
+
     monkeypatch.setattr("bench.gpu.flash_kernels.modules_of", modules_of)
+    monkeypatch.setattr("bench.gpu.flash_kernels.modules_of_layers", modules_of_layers)
     monkeypatch.setattr(flash, "flashinfer", object())
     return found
 
@@ -38,9 +42,9 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
 def test_each_module_is_compiled_once(specs: dict[str, Spec], capsys: pytest.CaptureFixture):
     words = ["--heads", "9:3:64", "32:8:128", "64:8:128", "--dtypes", "bfloat16", "float16"]
     assert main(words) == 0
-    assert len(specs) == 5  # two sizes in two dtypes, and what all share
+    assert len(specs) == 6  # two sizes in two dtypes, and what all share
     assert {each.was_built for each in specs.values()} == {1}
-    assert capsys.readouterr().out.count("compiled in 0 s") == 5
+    assert capsys.readouterr().out.count("compiled in 0 s") == 6
     assert main([*words, "--list"]) == 0
     assert {each.was_built for each in specs.values()} == {1}
 
@@ -90,4 +94,6 @@ def test_names_of_the_installed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "cascade",
         "batch_decode",
         "batch_prefill",
+        "norm",
+        "rope",
     ]

@@ -126,16 +126,6 @@ def test_without_a_machine_of_drafts_the_service_goes_on(nodes):
     assert [code for code, _ in made.ends()] == [0, -signal.SIGKILL]
 
 
-def test_a_machine_of_drafts_that_is_told_to_stop_goes_alone(nodes):
-    made = nodes("target/draft").await_ready()
-    made.processes[1].send_signal(signal.SIGTERM)
-    assert made.processes[1].wait(20) == 0
-    time.sleep(0.3)
-    assert made.processes[0].poll() is None
-    made.processes[0].send_signal(signal.SIGTERM)
-    assert made.ends() == [(0, ""), (0, "")]
-
-
 def test_what_cannot_start_elsewhere_cannot_start_at_all(nodes):
     made = nodes(target1="refuse")
     refusal = "model.target: target1 refuses"
