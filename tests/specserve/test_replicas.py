@@ -46,7 +46,7 @@ def test_a_topology_is_what_a_replica_takes(flags: str, device: str, expected: B
         ({"flags": "--gone 3"}, "flags", "--gone is no flag of specserve launch"),
         ({"flags": "--threads"}, "flags", "--threads: expected one argument"),
         ({"flags": "--threads none"}, "topology.threads", "none"),
-        ({"flags": "--target 'tiny"}, "flags", "No closing quotation in \"--target 'tiny\""),
+        ({"flags": "--target 'tiny"}, "flags", 'No closing quotation in "--target \'tiny"'),
     ],
 )
 def test_what_is_not_understood_is_refused(given: dict[str, str], field: str, told: str):
