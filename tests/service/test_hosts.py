@@ -61,6 +61,10 @@ def test_two_machines_say_what_one_says_and_end_together(hosts, launch, service:
         assert f"place.{rank}" in first.output
         (line,) = [line for line in first.lines if line.startswith(f"place.{rank} ")]
         assert name in line
+    # While they met it was said who is waited for.
+    assert "node 1 (" in first.output.partition("has come")[0]
+    assert "waiting for node 1 at " in first.output
+    assert "meeting the other nodes at " in second.output
     watch = DraftWatch(first.address())
     assert watch.wait_until_serving()
     assert differing(plain, run(first.address(), REQUESTS, concurrency=8)) == []
