@@ -24,12 +24,11 @@ ASKS = {
     '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     """"temperature": 0, "max_tokens": 32}'""",
 }
+# Starts the service that these are sent to.
+ASKED = "specserve launch --target tiny"
 # Run as they are, with ports of the system's choice; those that name no model serve the tiny one.
 STARTS = {
     "specserve launch",  # of SmolLM2
-    "specserve launch --target tiny",
-    "specserve launch --speculation off",
-    "specserve launch --speculation sync --drafter ngram",
     "specserve launch --topology 1+1 --speculation async",
 }
 # Resolved as at the start of a launch, with a real model in place of the reader's: its files are
@@ -37,6 +36,8 @@ STARTS = {
 RESOLVES = {
     "specserve launch --target Qwen3-0.6B-Q8_0.gguf",
     "specserve launch --target ./Qwen3-0.6B",
+    "specserve launch --speculation off",
+    "specserve launch --speculation sync --drafter ngram",
     "specserve launch --topology 1+1",
     "specserve launch --topology 4+1 --oversubscribe",
     "specserve launch --speculation sync --drafter MODEL",
@@ -62,7 +63,7 @@ SECURITY = {
 # Piped into what is asked.
 PIPED = {"echo 'What is the capital of France?'"}
 
-RUN = ASKS | STARTS | RESOLVES | ALONE | SECURITY | PIPED
+RUN = ASKS | {ASKED} | STARTS | RESOLVES | ALONE | SECURITY | PIPED
 
 _INSTALLS = "installs packages from the index; what this tree has of it is read"
 _AUDITS = "asks for minutes; tests/specserve/audit runs audits of fewer requests"
