@@ -39,7 +39,7 @@ from specserve.processes.supervised_events import EXIT_FAILED, EXIT_REFUSED, End
 from specserve.settings.config import Config, ResolvedConfig, ServerConfig, TopologyConfig
 from specserve.settings.door import door_remarks
 from specserve.settings.hosts import host_name
-from specserve.telemetry import setup_logging
+from specserve.telemetry import LOG_LEVELS, setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
         wish = read_config(arguments)
         if arguments.parent_pid is not None:
             wish = _private(wish)
+        level = wish.telemetry.log_level
+        if wish.topology.nnodes > 1 and level in LOG_LEVELS:  # others are refused further on
+            setup_logging("supervisor", level)  # who is waited for is said meanwhile
         with Meeting() as meeting:
             config = resolve_here(wish, meeting.attend)
             setup_logging("supervisor", config.telemetry.log_level)

@@ -24,6 +24,7 @@ from specserve.settings.hosts import HostFacts
 _SUFFIXES = frozenset({".json", ".jinja", ".safetensors", ".gguf", ".model"})
 _PIECE_BYTES = 1 << 20
 _WHOLE_BYTES = 64 << 20  # files up to this size are read whole
+_MOST_SHOWN = 200  # characters of a value
 _SECTIONS = ("model", "topology", "engine", "speculation")
 _OWN = frozenset(  # of these sections, what may differ
     {
@@ -74,14 +75,20 @@ def missing_hosts(there: Sequence[HostFacts], nnodes: int) -> str:
 
 def _in_words(key: str, ours: str, theirs: str, first: HostFacts, other: HostFacts) -> str:
     if key in _VERSIONS:
-        problem = f"{theirs} is installed on {other.name}, {ours} on {first.name}"
+        problem = f"{_shown(theirs)} is installed on {other.name}, {ours} on {first.name}"
         return f"{problem}; install the same on both"
     if key in _FILES and {"None", NGRAM}.isdisjoint({ours, theirs}):
         problem = f"the files on {other.name} are not those on {first.name}"
         return f"{problem}; copy the folder or file, or name the same one"
-    none_or = {"None": "not set"}
-    problem = f"{none_or.get(theirs, theirs)} on {other.name}, {none_or.get(ours, ours)} on "
-    return f"{problem}{first.name}; start both with the same, or with --set {key}=VALUE"
+    problem = f"{_shown(theirs)} on {other.name}, {_shown(ours)} on {first.name}"
+    return f"{problem}; start both with the same, or with --set {key}=VALUE"
+
+
+def _shown(value: str) -> str:
+    """On one line, whoever has said it."""
+    if value == "None":
+        return "not set"
+    return (value if value.isprintable() else repr(value))[:_MOST_SHOWN]
 
 
 def _mark(key: str, path: Path) -> str:

@@ -8,25 +8,34 @@ node are roles. Decides nothing of who runs where: that is `specserve.settings.s
 import ipaddress
 import re
 import socket
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from specserve.errors import InvalidField, Unsupported
 from specserve.settings.config import TopologyConfig
 from specserve.settings.hardware import Hardware
 
-_PLACE = re.compile(r"\[?(?P<host>[^\[\]]+?)\]?:(?P<port>\d{1,5})")
+_PLACE = re.compile(r"(?:\[(?P<within>[^\[\]]+)\]|(?P<host>[^\[\]]+)):(?P<port>\d{1,5})", re.ASCII)
+_Key = Annotated[str, Meta(pattern=r"^[\w.]{1,64}\Z")]
+_Value = Annotated[str, Meta(max_length=4096)]
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine of a launch, as it tells the others before anything is started."""
+    """One machine of a launch, as it tells the others before anything is started.
 
-    node_rank: int
-    address: str  # IP address that the others reach it at
-    supervisor_port: int = 0  # of the first one: where the other launches report
+    The limits are for what somebody else puts in its place.
+    """
+
+    node_rank: Annotated[int, Meta(ge=0, lt=64)]
+    # IP address that the others reach it at
+    address: Annotated[str, Meta(pattern=r"^[0-9A-Fa-f:.]{2,45}\Z")]
+    # Of the first one: where the other launches report
+    supervisor_port: Annotated[int, Meta(ge=0, lt=65_536)] = 0
     hardware: Hardware
-    agreed: dict[str, str]  # what has to be the same everywhere, by its name, in words
+    # What has to be the same everywhere, by its name, in words
+    agreed: Annotated[dict[_Key, _Value], Meta(max_length=256)]
 
     @property
     def name(self) -> str:
@@ -82,11 +91,19 @@ def find_place(topology: TopologyConfig) -> Place:
     host, port = _parse(topology)
     try:
         family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: what can be no name, such as "a..b"
         raise Unsupported(f"topology.rendezvous: {host} has no address: {error}") from error
     place = Place(host, str(found[0]), port, family)
-    if ipaddress.ip_address(place.address).is_unspecified:
+    address = ipaddress.ip_address(place.address)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if address.is_unspecified or (mapped is not None and mapped.is_unspecified):
         problem = f"{host} is every address; type the one that the others reach node 0 at"
+        raise InvalidField("topology.rendezvous", problem)
+    if family == socket.AF_INET6 and address.is_link_local:
+        problem = (
+            f"{host} is an address of one cable, which every machine calls by another name; type "
+            "one that all nodes reach node 0 at, such as [fd00::1]:29400"
+        )
         raise InvalidField("topology.rendezvous", problem)
     if not place.is_loopback and not topology.private_network:
         problem = (
@@ -133,4 +150,4 @@ def _parse(topology: TopologyConfig) -> tuple[str, int]:
     if match is None or not 0 < int(match["port"]) < 65_536:
         problem = f"{text!r} is not of the form HOST:PORT, such as 10.0.0.1:29400"
         raise InvalidField("topology.rendezvous", problem)
-    return match["host"], int(match["port"])
+    return match["within"] or match["host"], int(match["port"])

@@ -11,10 +11,10 @@ from pathlib import Path
 class Launched:
     """`specserve launch` as a user starts it, its output collected."""
 
-    def __init__(self, *flags: str, within: Sequence[str] = ()) -> None:
-        """`within`: what runs a command where this one is to run."""
-        words = [*within, sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
-        words += ["--port", "0", *flags]
+    def __init__(self, *flags: str, within: Sequence[str] = (), target: str = "tiny") -> None:
+        """`within`: what runs a command where this one is to run; no `target`: the usual one."""
+        words = [*within, sys.executable, "-m", "specserve", "launch"]
+        words += [*(("--target", target) if target else ()), "--port", "0", *flags]
         self.process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
