@@ -52,8 +52,37 @@ def host_name(node_rank: int, address: str) -> str:
     return f"node {node_rank} ({address})"
 
 
+def reach(text: str, key: str, *, is_private: bool) -> Place:
+    """The place that a HOST:PORT says; may ask for the address of a name.
+
+    `key` is what it was typed as, `is_private` whether strangers are kept out. Raises InvalidField
+    for what is no place, or one that strangers may reach; Unsupported for a name that leads
+    nowhere.
+    """
+    host, port = _parse(text, key)
+    try:
+        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise Unsupported(f"{key}: {host} has no address: {error}") from error
+    place = Place(host, str(found[0]), port, family)
+    if ipaddress.ip_address(place.address).is_unspecified:
+        problem = f"{host} is every address; type the one that the others reach it at"
+        raise InvalidField(key, problem)
+    if not place.is_loopback and not is_private:
+        problem = (
+            f"{host} can be reached by others, and what nodes say to each other is neither "
+            "encrypted nor asked for a key; type --private-network where the network between them "
+            "keeps strangers out (docs/security.md)"
+        )
+        raise InvalidField(key, problem)
+    return place
+
+
 def check_hosts(topology: TopologyConfig) -> None:
     """What is said of several machines has to go together. Raises InvalidField."""
+    if topology.nnodes > 1 and topology.draft_address is not None:
+        problem = "is for a launch on one machine; leave it out, or --nnodes"
+        raise InvalidField("topology.draft_address", problem)
     if topology.node_rank >= topology.nnodes:
         problem = f"{topology.node_rank} is not below topology.nnodes, {topology.nnodes}"
         hint = "nodes count from 0; type --nnodes, the same on every node"
@@ -70,7 +99,7 @@ def check_hosts(topology: TopologyConfig) -> None:
 
 def port_of(topology: TopologyConfig) -> int:
     """Of the store. Raises InvalidField."""
-    return _parse(topology)[1]
+    return _parse(topology.rendezvous or "", "topology.rendezvous")[1]
 
 
 def find_place(topology: TopologyConfig) -> Place:
@@ -79,23 +108,8 @@ def find_place(topology: TopologyConfig) -> Place:
     Raises InvalidField for what is no place, or one that strangers may reach and nobody has said
     that they cannot; Unsupported for a name that leads nowhere.
     """
-    host, port = _parse(topology)
-    try:
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise Unsupported(f"topology.rendezvous: {host} has no address: {error}") from error
-    place = Place(host, str(found[0]), port, family)
-    if ipaddress.ip_address(place.address).is_unspecified:
-        problem = f"{host} is every address; type the one that the others reach node 0 at"
-        raise InvalidField("topology.rendezvous", problem)
-    if not place.is_loopback and not topology.private_network:
-        problem = (
-            f"{host} can be reached by others, and what nodes say to each other is neither "
-            "encrypted nor asked for a key; type --private-network where the network between them "
-            "keeps strangers out (docs/security.md)"
-        )
-        raise InvalidField("topology.rendezvous", problem)
-    return place
+    wish, is_private = topology.rendezvous or "", topology.private_network
+    return reach(wish, "topology.rendezvous", is_private=is_private)
 
 
 def own_address(place: Place) -> str:
@@ -127,10 +141,9 @@ def listen(place: Place, port: int) -> socket.socket:
     return listener
 
 
-def _parse(topology: TopologyConfig) -> tuple[str, int]:
-    text = topology.rendezvous or ""
+def _parse(text: str, key: str) -> tuple[str, int]:
     match = _PLACE.fullmatch(text.strip())
     if match is None or not 0 < int(match["port"]) < 65_536:
         problem = f"{text!r} is not of the form HOST:PORT, such as 10.0.0.1:29400"
-        raise InvalidField("topology.rendezvous", problem)
+        raise InvalidField(key, problem)
     return match["host"], int(match["port"])
