@@ -36,7 +36,7 @@ from specserve.processes.standard_streams import complain, is_stdout_open, named
 from specserve.processes.supervised_events import EXIT_FAILED, EXIT_REFUSED, Ending
 from specserve.settings.config import Config, ResolvedConfig, ServerConfig, TopologyConfig
 from specserve.settings.door import door_remarks
-from specserve.settings.hosts import host_name
+from specserve.settings.hosts import host_name, require_draft_address
 from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             setup_logging("supervisor", config.telemetry.log_level)
             if meeting.links.leads:
                 require_free_ports(config.server)
+            require_draft_address(config.topology)
             announcer.resolved(wish, config)
             ending = launch(
                 config,

@@ -112,6 +112,26 @@ def find_place(topology: TopologyConfig) -> Place:
     return reach(wish, "topology.rendezvous", is_private=is_private)
 
 
+def require_draft_address(topology: TopologyConfig) -> None:
+    """Fail before a model is loaded where draft nodes could not attach. What listens comes later.
+
+    Raises InvalidField for an address of another machine, a port that is in use, and what `reach`
+    does.
+    """
+    wish, key = topology.draft_address, "topology.draft_address"
+    if wish is None:
+        return
+    place = reach(wish, key, is_private=topology.private_network)
+    try:
+        with socket.socket(place.family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((place.address, place.port))
+    except OSError as error:
+        problem = f"cannot listen on {wish}: {error.strerror}"
+        hint = "type an address of this machine and a free port"
+        raise InvalidField(key, f"{problem}; {hint}") from error
+
+
 def own_address(place: Place) -> str:
     """Of this machine, as it appears at `place`. Raises Unsupported where no way leads there."""
     try:

@@ -20,7 +20,8 @@ def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> st
     """cpu or cuda. Raises InvalidField."""
     device = config.topology.device
     if device is None:
-        needed = sum(_here(config, topology))
+        here = _here(config, topology)
+        needed = here.num_target_ranks + here.num_draft_processes
         if config.topology.nnodes > 1:
             needed = 1  # as it looks from here; that all say the same is checked when they meet
         return "cuda" if len(hardware.cuda_devices) >= needed else "cpu"
