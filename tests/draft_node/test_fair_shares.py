@@ -53,7 +53,8 @@ def test_time_that_nobody_wanted_is_not_owed():
     device.run(50.0, lambda user: (1.0, 0.0)[user])  # the other has nothing to do
     device.taken_s = [0.0, 0.0]
     device.run(device.now_s + 20.0, lambda user: 1.0)
-    assert abs(device.taken_s[0] - device.taken_s[1]) <= 1.0
+    # A piece that was under way, and one at the end.
+    assert abs(device.taken_s[0] - device.taken_s[1]) <= 2.0
 
 
 def test_what_one_leaves_is_the_others():

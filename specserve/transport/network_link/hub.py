@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from specserve.transport.control.control import FrameReader, FrameWriter, context_on
-from specserve.transport.control.draft_control import FromDraft, ToDraft
+from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import Frame
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.messages import DeviceArray
@@ -112,7 +112,10 @@ class Lane:
         if kind == FRAME:
             self._frames.append(data)
         elif kind == CONTROL and (received := self._reader.open(data)) is not None:
-            self._messages.append(self._as_ours(received.message))
+            message = self._as_ours(received.message)
+            if isinstance(message, Attach):  # a word, too: those before it may have been dropped
+                self._words, self._heard_ns = Words(message.pid, 0), time.monotonic_ns()
+            self._messages.append(message)
         elif kind == WORDS and (words := Words.unpack(data)) is not None:
             self._words, self._heard_ns = words, time.monotonic_ns()
 

@@ -145,9 +145,10 @@ def test_one_whose_lane_was_given_away_is_told_to_come_anew(rig: Hub):
 
 
 def test_what_strangers_send_besides_is_dropped(rig: Hub):
-    stranger = rig.visitor()
-    stranger.own.draft_pid = 5
-    rig.until(lambda: stranger.connection.write([b"no frame"]))
+    stranger = rig.visitor(model="theirs")
+    rig.until(lambda: stranger.told, stranger)
+    stranger.words.draft_epoch = 0
+    assert stranger.connection.write([b"no frame"])
     stranger.connection.send(Wanted(draft=1, epoch=1, stream=1, start=0))
     for _ in range(20):
         rig.hub.pump()
