@@ -52,11 +52,14 @@ class Pair:
         for watch in self.watches:
             watch.close()
         for each in (self.node, *self.services):
-            if each.process.poll() is None:
-                each.process.kill()
-            each.process.wait()
-            assert each.process.stdout
-            each.process.stdout.close()
+            kill(each)
+
+
+def kill(launched: Launched) -> None:
+    launched.process.kill()
+    launched.exit_code()
+    assert launched.process.stdout
+    launched.process.stdout.close()
 
 
 def free_port() -> int:
@@ -84,6 +87,7 @@ def test_two_services_share_a_draft_that_dies_and_comes_back(pair: Pair, service
     other = draft_node(*pair.places, flags=["--drafter", "ngram"])
     assert other.exit_code() == 2
     assert "speculation.drafter: ngram on the draft node" in other.lines[-1]
+    kill(other)
     os.kill(pair.draft_pid(), signal.SIGKILL)
     assert [differing(plain, found) for found in pair.run_both()] == [[], []]
     for watch in pair.watches:  # its supervisor has started it again
@@ -99,7 +103,7 @@ def test_a_service_that_dies_disturbs_no_other_and_comes_back(pair: Pair, servic
         assert watch.wait_until_serving()
     first, second = pair.services
     pid = pair.draft_pid()
-    first.process.kill()
+    kill(first)
     before = accepted(pair.watches[1])
     assert differing(plain, pair._run(second)) == []
     assert accepted(pair.watches[1]) > before
