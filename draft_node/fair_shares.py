@@ -10,14 +10,21 @@ from collections.abc import Iterator
 
 
 class FairShares:
-    """Of `number` users of one device, numbered from 0."""
+    """Of `number` users of one device, numbered from 0.
+
+    Each turn asks users in `order` for work: the first that has some is served, and those before
+    it rest.
+    """
 
     def __init__(self, number: int) -> None:
         self._used_s = [0.0] * number  # of the device; moved up for who was idle
         self._now_s = 0.0  # what the one that was served last had used when it began
 
     def order(self) -> Iterator[int]:
-        """Who is to be asked for work, in this order, until one has some."""
+        """Who is to be asked for work, in this order, until one has some.
+
+        Of those that have had equally much, the lower number comes first.
+        """
         yield from sorted(range(len(self._used_s)), key=self._used_s.__getitem__)
 
     def serve(self, user: int, seconds: float) -> None:

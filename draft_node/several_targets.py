@@ -64,7 +64,8 @@ class SeveralTargets:
         refusals = [t.node.refusal for t in self._targets]
         problems = [each.problem for each in refusals if each is not None and not each.may_pass]
         if len(problems) == len(self._targets):
-            raise Unsupported("; ".join(dict.fromkeys(problems)))
+            why = "; ".join(dict.fromkeys(problems))
+            raise Unsupported(f"--attach-to: no target takes this draft node: {why}")
         for target in self._targets:
             if not (target.node.is_attached or target.node.refusal):
                 log.info("nobody is at %s yet; it is asked until somebody is", target.name)
