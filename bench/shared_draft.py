@@ -37,7 +37,7 @@ class Loop(threading.Thread):
         with Client(self._address) as client:
             self._ask(client, 0)
             self._start.wait()
-            began_s = time.monotonic()
+            began_s, taken_s = time.monotonic(), 0.0
             for seed in itertools.count(1):
                 self.texts.append(self._ask(client, seed))
                 taken_s = time.monotonic() - began_s
@@ -77,7 +77,7 @@ def free_place() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default="tiny")
     parser.add_argument("--ballast", default="60M", help="the tiny target's cost; 0: none")
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -72,8 +72,8 @@ async def ask_all(
                 advance(f"request {asked.number}, {asked.form.name}")
                 options: Options = {"max_tokens": max_tokens, "seed": asked.number, "spec": _STATS}
                 options.update(asked.sampling)
-                prompt = asked.prompt(is_chat=is_chat)
-                found = await client.generate(prompt, grammar=asked.form.grammar, **options)
+                options["grammar"] = asked.form.grammar
+                found = await client.generate(asked.prompt(is_chat=is_chat), **options)
             (sample,), spec = found.samples, found.spec
             return Answered(
                 number=asked.number,

@@ -75,6 +75,7 @@ _MEASURES = "measures for minutes to hours; tests/bench run it on less"
 _OTHERS = "a model or drafter that has to be fetched, of gigabytes"
 _CORES = "needs more cores than a small machine has"
 _MACHINES = "needs two machines; tests/service/test_hosts.py runs it on two network namespaces"
+_NODES = "needs three machines; tests/service/test_draft_nodes.py runs it on one"
 _GATEWAY = "a program of others, run by `python -m bench.clients.gateway`"
 
 # By command, why it is parsed by its own parser and not run.
@@ -99,6 +100,12 @@ PARSED = {
     "specserve launch --target Qwen3-8B --drafter dspark-8B --topology 1+1": _OTHERS,
     "specserve launch --target Qwen3-8B --drafter dflash-8B --local-head drafters/head": _OTHERS,
     "specserve launch --topology 2+0 --threads 4": _CORES,
+    "specserve launch --target smollm2 --topology 1+1 --speculation async "
+    "--draft-address 10.0.0.1:7500 --private-network": _NODES,
+    "specserve launch --target smollm2 --topology 1+1 --speculation async "
+    "--draft-address 10.0.0.2:7500 --private-network": _NODES,
+    "specserve draft --target smollm2 --attach-to 10.0.0.1:7500,10.0.0.2:7500 "
+    "--private-network": _NODES,
     "specserve launch --topology 2+1 --speculation async --nnodes 2 --node-rank 0 "
     "--rendezvous 10.0.0.1:29400 --private-network": _MACHINES,
     "specserve launch --topology 2+1 --speculation async --nnodes 2 --node-rank 1 "
