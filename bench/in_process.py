@@ -13,6 +13,7 @@ from bench.rounds import Answer, Round, Run, Turn
 from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import times_of
 from specserve.drafters.protocol import Drafter
+from specserve.grammars.compiler import GrammarCompiler
 from specserve.models.config import ModelSpec
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.method import VerificationMethod
@@ -20,6 +21,7 @@ from specserve.telemetry import RoundRecord
 from specserve.transport.control.control import TargetControl
 from specserve.types import (
     FromTarget,
+    Grammar,
     Request,
     RequestEnd,
     RoundEvents,
@@ -85,6 +87,7 @@ class Speculating:
     gamma: int  # cuts the drafter's own
     num_kept: int
     min_survival: float | None = 0.0  # None: what pays
+    keeps_to_grammars: bool = True  # drafts are drawn behind the requests' masks
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Job:
     temperature: float
     max_verify_len: int | None = None
     ignore_eos: bool = True
+    grammar: Grammar | None = None  # of every answer
 
 
 class ScriptedControl:
@@ -130,6 +134,7 @@ def build_node(
     max_batch_tokens: int,
     prefix_cache: bool,
     speculating: Speculating | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> TargetNode:
     """Rank 0 of a target of one rank, as `target_node.start` puts it together."""
     spec, cache = runner.model.config, runner.cache
@@ -140,6 +145,7 @@ def build_node(
         max_model_len=spec.max_position_embeddings,
         backend=runner.backend,
         default_method=VerificationMethod.COUPLED if speculating is None else speculating.method,
+        grammars=grammars,
     )
     speculation: SpeculationSource = NoSpeculation()
     if speculating is not None:
@@ -177,6 +183,7 @@ def _speculation(
         gamma=speculating.gamma,
         backend=runner.backend,
     )
+    draft.keeps_to_grammars = speculating.keeps_to_grammars
     least = speculating.min_survival
     costs = None
     if least is None:
@@ -210,9 +217,16 @@ class Engine:
     """A node over a loaded model, with a KV cache of its own; nothing is cached between runs."""
 
     def __init__(
-        self, model: Transformer, size: EngineSize, speculating: Speculating | None = None
+        self,
+        model: Transformer,
+        size: EngineSize,
+        speculating: Speculating | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Engines may share a model, and a drafter as long as one of them runs at a time."""
+        """Engines may share a model, and a drafter as long as one of them runs at a time.
+
+        `grammars` compiles those of jobs; it may be shared, too.
+        """
         self._size = size
         self._control = ScriptedControl()
         runner = Runner(
@@ -229,7 +243,9 @@ class Engine:
             max_batch_tokens=size.max_batch_tokens,
             prefix_cache=False,
             speculating=speculating,
+            grammars=grammars,
         )
+        self._grammars = grammars
 
     @property
     def gamma(self) -> int:
@@ -245,6 +261,8 @@ class Engine:
         if len(job.prompts) > self._size.max_rows or longest > self._size.max_len:
             raise ValueError(f"{len(job.prompts)} rows of up to {longest} tokens do not fit")
         requests = _requests(job)
+        if job.grammar is not None and self._grammars is not None:
+            self._grammars.compile(job.grammar).result()  # so that every turn has a round
         self._control.inbox += [Submit(request) for request in requests]
         answers = {request.request_id: Answer() for request in requests}
         turns: list[Turn] = []
@@ -312,6 +330,7 @@ def _requests(job: Job) -> list[Request]:
             sampling=sampling,
             seed=seed,
             max_verify_len=job.max_verify_len,
+            grammar=job.grammar,
         )
         for row, (prompt, seed) in enumerate(zip(job.prompts, job.seeds, strict=True))
     ]

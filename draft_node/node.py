@@ -20,8 +20,10 @@ from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     Context,
+    Detached,
     DraftControl,
     Free,
+    Refused,
     SamplingParameters,
     ToDraft,
     Wanted,
@@ -32,6 +34,7 @@ from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.words import OwnWords
 
 ATTACH_AGAIN_S = 0.25  # until the target answers
+REFUSED_S = 1.0  # from a refusal until it is asked again: it may have been started anew
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
 POLL_S = 50e-6  # shortest sleep between looks at the link
 SILENCE = 1 / 100  # of the time since the last report is slept: what a report may wait, too
@@ -57,6 +60,8 @@ class DraftNode:
     ) -> None:
         """`introduction` says who this is; contexts grow by `max_extension` tokens a turn."""
         self.is_stopping = False
+        self.target = "the target"  # its name, where it is one of several
+        self.refusal: Refused | None = None  # the target's latest answer, if it was one
         self.prespeculation = prespeculation
         self.streams = streams
         self._introduction = introduction
@@ -79,12 +84,25 @@ class DraftNode:
                     self._rest()
             log.debug("%s", self.prespeculation.cache.statistics)
         finally:
-            self._words.draft_pid = 0  # it is leaving: ending a process takes a second
-            if self._link is not None:
-                self._link.close()
+            self.close()
+
+    def close(self) -> None:
+        """Leave the target."""
+        self._words.draft_pid = 0  # it is leaving: ending a process takes a second
+        if self._link is not None:
+            self._link.close()
+
+    @property
+    def is_attached(self) -> bool:
+        return self._link is not None
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
+        self.hear()
+        return self.work()
+
+    def hear(self) -> None:
+        """Take what has arrived, and say that this process is alive."""
         self._words.heartbeat_ns = time.monotonic_ns()
         messages = self._control.receive()
         for message in messages:
@@ -92,7 +110,7 @@ class DraftNode:
                 self._handle(message)
         if self._link is None:
             self._ask_to_attach()
-            return False
+            return
         for report in self._link.receive():
             self._heard_s = time.monotonic()
             self.prespeculation.take_report(report)
@@ -102,10 +120,30 @@ class DraftNode:
             if isinstance(message, Free):
                 self._handle(message)
         self._free(self.streams.surplus())
+
+    def work(self) -> bool:
+        """Extend contexts and draft a batch; False if there was nothing to do."""
+        if self._link is None:
+            return False
         num_entered = self.streams.extend(self._max_extension)
         self._ask_for_holes()
         # Contexts first, but never for long: rounds of other streams go on meanwhile.
         return self.prespeculation.step() or num_entered > 0
+
+    def detach(self) -> None:
+        """Forget the target, which is gone or knows nothing of this draft; it is asked anew."""
+        if self._link is None:
+            return
+        self._link.close()
+        self._link = None
+        self.prespeculation.free([stream.number for stream in self.streams])
+        self.streams.clear()
+        self._words.draft_epoch = 0
+        self._num_asked = 0
+
+    def silent_s(self) -> float:
+        """For how long no report has come."""
+        return time.monotonic() - self._heard_s
 
     # --- what arrives ------------------------------------------------------------------------
 
@@ -113,6 +151,10 @@ class DraftNode:
         match message:
             case Attached():
                 self._attach(message)
+            case Refused():
+                self._be_refused(message)
+            case Detached():
+                self.detach()
             case Context() | SamplingParameters() | Free() if (
                 self._link is None or message.epoch != self._link.epoch
             ):
@@ -142,6 +184,7 @@ class DraftNode:
             max_rows=message.max_rows,
             max_kept=message.max_kept,
         )
+        self.refusal = None
         if self._link is not None:
             self._link.epoch = None  # leaves what belongs to the old one
         self._link = self._open_link(self._limits)
@@ -154,7 +197,15 @@ class DraftNode:
             on_device=self._link.carries_tensors,
         )
         self._words.draft_epoch = message.epoch
-        log.info("attached in epoch %d", message.epoch)
+        log.info("attached to %s in epoch %d", self.target, message.epoch)
+
+    def _be_refused(self, message: Refused) -> None:
+        if message != self.refusal:
+            level = logging.INFO if message.may_pass else logging.ERROR
+            log.log(level, "not attached to %s: %s", self.target, message.problem)
+        self.refusal = message
+        self.detach()
+        self._attach_s = time.monotonic() + REFUSED_S
 
     def _take_context(self, message: Context) -> None:
         assert self._limits is not None
@@ -200,7 +251,7 @@ class DraftNode:
 
         Looks at full pace cost .4 of a core, which others need as soon as nobody decodes here.
         """
-        sleep_s = min(IDLE_S, max(POLL_S, SILENCE * (time.monotonic() - self._heard_s)))
+        sleep_s = min(IDLE_S, max(POLL_S, SILENCE * self.silent_s()))
         if self._link is None or sleep_s >= _LEAST_WAIT_S:
             self._control.wait(sleep_s)  # ends with a message
         elif self._link.is_empty():

@@ -1,19 +1,24 @@
 """Brings one draft process up: drafter, link, loop. What is decided here is only order."""
 
+import itertools
 import logging
 import os
+import secrets
 import signal
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from draft_node.draft_slots import DraftingFailed, DraftSlots
+from draft_node.drafter_share import DrafterShare
 from draft_node.node import DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
+from draft_node.several_targets import Served, SeveralTargets, TargetWords
 from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
@@ -47,6 +52,7 @@ from specserve.processes.process import (
     report_ready,
     sleep_exactly,
 )
+from specserve.settings.agreement import MAX_POSITIONS, agreed_with_drafts
 from specserve.settings.config import (
     BLOCK_SIZE,
     DRAFTER_BITS,
@@ -55,8 +61,10 @@ from specserve.settings.config import (
     read_resolved,
 )
 from specserve.settings.draft_files import DraftFile
+from specserve.settings.draft_node import ATTACH_TO
 from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hardware import probe
+from specserve.settings.hosts import reach
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.settings.topology import parse_topology
@@ -67,17 +75,20 @@ from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
+from specserve.transport.link.words import OwnWords
 from specserve.transport.network_link.connection import (
     NetworkDraftEnd,
     TargetConnection,
     ToldWords,
 )
+from specserve.transport.network_link.wire import place_of
 from specserve.transport.rendezvous import DRAFT_HUB, finder
 from specserve.types import DRAFT_BATCH_SIZE
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest
 _TIMED_SIZES = (1, 4, DRAFT_BATCH_SIZE)
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
+_MEET_S = 5.0  # that a draft node waits for its targets before it is ready without them
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +107,8 @@ def run_draft(arguments: ChildArguments) -> int:
         setup_logging(f"draft {arguments.rank}", config.telemetry.log_level)
         pin(config.placement("draft", arguments.rank))  # and every thread that is started here
         region = _open_region(arguments)
+        if config.targets:
+            return _serve_several(config, arguments, region)
         control = _open_control(config, arguments)
         node = _build(config, arguments, region, control)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
@@ -104,8 +117,14 @@ def run_draft(arguments: ChildArguments) -> int:
         log.log(level, "cannot start: %s", error, exc_info=level == logging.ERROR)
         report_failure(arguments.ready_fd, error)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return _run(node, arguments)
+    finally:
+        control.close()
+
+
+def _run(node: DraftNode | SeveralTargets, arguments: ChildArguments) -> int:
+    _stop_by_signal(node)
     keep_freed_memory()
     report_ready(arguments.ready_fd)
     try:
@@ -113,9 +132,51 @@ def run_draft(arguments: ChildArguments) -> int:
     except DraftingFailed as error:
         log.error("the drafter is of no use: %s", error)
         return 1
-    finally:
-        control.close()
     return 0
+
+
+def _stop_by_signal(node: DraftNode | SeveralTargets) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _serve_several(config: ResolvedConfig, arguments: ChildArguments, region: SharedRegion) -> int:
+    """Of a draft node that `specserve draft` has started. Raises what `run_draft` reports."""
+    parts = _load_parts(config, arguments.rank)
+    region.draft_pid = os.getpid()
+    agreed = agreed_with_drafts(
+        parts.target.folder,
+        config.speculation,
+        feature_size=parts.drafter.feature_size,
+        gamma=parts.drafter.gamma,
+    )
+    agreed[MAX_POSITIONS] = str(parts.options.max_positions)
+    rows, num_shares = itertools.count(), len(config.targets)
+    targets: list[Served] = []
+    for name in config.targets:
+        place = reach(name, ATTACH_TO, is_private=config.topology.private_network)
+        connection = TargetConnection(
+            b"node " + secrets.token_hex(8).encode(),
+            partial(place_of, place.address, place.port),
+        )
+        node = parts.node(
+            parts.share(rows, num_shares),
+            control=connection,
+            words=ToldWords(TargetWords(), connection),
+            open_link=partial(NetworkDraftEnd, connection),
+            agreed=agreed,
+            num_shares=num_shares,
+            target=name,
+        )
+        targets.append(Served(name, node, connection))
+    several = SeveralTargets(targets, region)
+    _stop_by_signal(several)
+    try:
+        several.meet(_MEET_S)
+    except BaseException:
+        several.close()
+        raise
+    return _run(several, arguments)
 
 
 def _open_region(arguments: ChildArguments) -> SharedRegion:
@@ -136,14 +197,74 @@ def _build(
     region: SharedRegion,
     control: DraftControl,
 ) -> DraftNode:
-    placement, speculation = config.placement("draft", arguments.rank), config.speculation
+    parts = _load_parts(config, arguments.rank)
+    return parts.node(
+        parts.drafter,
+        control=control,
+        words=ToldWords(region, control) if isinstance(control, TargetConnection) else region,
+        open_link=_link_opener(config, arguments, region, control, parts.backend.device),
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a draft process has once, however many targets it serves."""
+
+    config: ResolvedConfig
+    target: TargetWeights
+    backend: Backend
+    options: DrafterOptions
+    drafter: Drafter
+    settings: BatchSettings
+    introduction: Attach
+
+    def share(self, rows: Iterator[int], num_shares: int) -> DrafterShare:
+        """The drafter for one of so many targets, by numbers of rows that all of them draw from."""
+        num_tokens = self.options.num_context_tokens // num_shares
+        takes_none = self.config.speculation.drafter == NGRAM
+        return DrafterShare(self.drafter, rows, None if takes_none else num_tokens)
+
+    def node(
+        self,
+        drafter: Drafter,
+        *,
+        control: DraftControl,
+        words: OwnWords,
+        open_link: Callable[[LinkLimits], DraftLinkEnd],
+        agreed: dict[str, str] | None = None,
+        num_shares: int = 1,
+        target: str = "",
+    ) -> DraftNode:
+        """For one target, with streams of its own; `drafter` is all of it or a share."""
+        streams = DraftSlots(
+            drafter,
+            dtype=self.options.dtype,
+            device=self.backend.device,
+            capacity=_capacity(self.config, self.target.spec, self.options, num_shares),
+            grammars=compiler_of(self.target.folder, self.target.spec),
+        )
+        node = DraftNode(
+            msgspec.structs.replace(self.introduction, agreed=agreed or {}),
+            streams=streams,
+            prespeculation=PreSpeculation(drafter, streams, self.settings, backend=self.backend),
+            control=control,
+            words=words,
+            open_link=open_link,
+            max_extension=self.config.engine.max_batch_tokens,
+        )
+        node.target = target or node.target
+        return node
+
+
+def _load_parts(config: ResolvedConfig, rank: int) -> _Parts:
+    placement, speculation = config.placement("draft", rank), config.speculation
     sleep_exactly()
     torch.set_num_threads(speculation.draft_threads or config.topology.threads)
     device = torch.device(placement.device)
     backends.occupy(device)
     if not placement.is_on_cpu:
         sharing = config.num_sharing(placement.device)
-        set_nccl_environment(f"draft {arguments.rank}", shares_device=sharing > 1)
+        set_nccl_environment(f"draft {rank}", shares_device=sharing > 1)
     dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
@@ -165,11 +286,8 @@ def _build(
         settings = replace(
             settings, usual_tokens=USUAL_HIDDEN_TOKENS, most_tokens=most, goes_beyond=knows
         )
-    capacity = _capacity(config, target.spec, options)
-    grammars = compiler_of(target.folder, target.spec)
-    streams = DraftSlots(drafter, dtype=dtype, device=device, capacity=capacity, grammars=grammars)
     introduction = Attach(
-        draft=arguments.rank,
+        draft=rank,
         pid=os.getpid(),
         drafter=drafter.name,
         gamma=drafter.gamma,
@@ -177,24 +295,20 @@ def _build(
         times=tuple(times.all),
         enter_s=times.enter_s,
     )
-    return DraftNode(
-        introduction,
-        streams=streams,
-        prespeculation=PreSpeculation(drafter, streams, settings, backend=backend),
-        control=control,
-        words=ToldWords(region, control) if isinstance(control, TargetConnection) else region,
-        open_link=_link_opener(config, arguments, region, control, device),
-        max_extension=config.engine.max_batch_tokens,
-    )
+    return _Parts(config, target, backend, options, drafter, settings, introduction)
 
 
-def _capacity(config: ResolvedConfig, spec: ModelSpec, options: DrafterOptions) -> ContextCapacity:
+def _capacity(
+    config: ResolvedConfig, spec: ModelSpec, options: DrafterOptions, num_shares: int
+) -> ContextCapacity:
     """`spec`: the target's."""
     if config.model.ballast is not None:
         spec = with_ballast(spec, parse_count(config.model.ballast))
     num_ranks = parse_topology(config.topology.topology).num_target_ranks
     token_bytes = kv_bytes_per_token(spec, dtype=config.kv_dtype, tensor_parallel=num_ranks)
-    return ContextCapacity(options.num_context_tokens, token_bytes, options.max_positions)
+    num_tokens = options.num_context_tokens // num_shares
+    # Memory is said for all shares together.
+    return ContextCapacity(num_tokens, num_shares * token_bytes, options.max_positions)
 
 
 def _link_opener(

@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130  # as shells report SIGINT
 def main() -> int:
     """The exit code; Ctrl-C is one even while modules are still being imported."""
     prepare_streams()
-    return _launch() if sys.argv[1:2] == ["launch"] else _main()
+    return _launch() if sys.argv[1:2] in (["launch"], ["draft"]) else _main()
 
 
 def _launch() -> int:

@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specserve import __version__
-from specserve.commands import audit, calibrate, chat, generate, info, launch, profile, top, train
+from specserve.commands import (
+    audit,
+    calibrate,
+    chat,
+    draft,
+    generate,
+    info,
+    launch,
+    profile,
+    top,
+    train,
+)
 from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
 from specserve.nearest import nearest
@@ -25,6 +36,7 @@ EXIT_INTERRUPTED = 130  # as shells report SIGINT
 EXIT_PIPE_CLOSED = 141  # and SIGPIPE
 _COMMANDS = {
     "launch": launch,
+    "draft": draft,
     "generate": generate,
     "chat": chat,
     "train": train,
@@ -47,6 +59,7 @@ _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 EXAMPLES = """examples:
   specserve launch                              serve SmolLM2 on 127.0.0.1:7411
+  specserve draft --attach-to 127.0.0.1:7500    draft for services that others have launched
   specserve generate "def fibonacci(n):"        start a service, continue the text, stop it
   specserve generate --connect 127.0.0.1:7411 --json --max-tokens 32 "Once"
   specserve chat --connect 127.0.0.1:7411       talk to a running service

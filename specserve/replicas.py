@@ -9,6 +9,8 @@ starting again are Ray's. Imported by nobody else; needs the `ray` extra.
 
 import argparse
 import importlib
+import logging
+import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +27,8 @@ from specserve.settings.placing import wants_gpus
 from specserve.settings.topology import parse_topology
 
 _KEYS = ("replicas", "flags")
-_HEALTH_S = 5.0  # between looks at a replica, and that one may take
+_LOOK_S = 1.0  # between looks at a replica
+_HEALTH_S = 5.0  # that one may take
 # Of one connection, and of the length that was before a proxy cut bodies anew.
 _OWN_HEADERS = frozenset(
     {
@@ -33,6 +36,9 @@ _OWN_HEADERS = frozenset(
         "proxy-authorization", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
+
+
+log = logging.getLogger(__name__)
 
 
 class Bundle(NamedTuple):
@@ -86,7 +92,10 @@ def app(given: Mapping[str, str]) -> Any:  # noqa: ANN401 - an Application of Ra
         num_replicas = 0
     if num_replicas < 1:
         raise InvalidField("replicas", f"{given['replicas']!r} is no number from 1")
-    flags = shlex.split(given.get("flags", ""))
+    try:
+        flags = shlex.split(given.get("flags", ""))
+    except ValueError as error:
+        raise InvalidField("flags", f"{error} in {given['flags']!r}") from error
     config = config_of(flags)
     ray, serve = _ray("ray"), _ray("ray.serve")
     if not ray.is_initialized():
@@ -101,7 +110,7 @@ def app(given: Mapping[str, str]) -> Any:  # noqa: ANN401 - an Application of Ra
         ray_actor_options={"num_cpus": bundle.num_cpus, "num_gpus": bundle.num_gpus},
         placement_group_bundles=[bundle.resources],
         placement_group_strategy="STRICT_PACK",
-        health_check_period_s=_HEALTH_S,
+        health_check_period_s=_LOOK_S,
         health_check_timeout_s=_HEALTH_S,
         graceful_shutdown_timeout_s=config.server.drain_timeout_s + _HEALTH_S,
     )
@@ -114,7 +123,7 @@ class Replica:
     def __init__(self, flags: Sequence[str]) -> None:
         """Starts it, and waits until it serves. Raises the SpecserveError that kept it from it."""
         self._service = ExitStack()
-        self.url = self._service.enter_context(local_apis(flags)).http_url
+        self.url = self._service.enter_context(local_apis(flags, on_end=_leave)).http_url
         self._session: Any = None
 
     async def __call__(self, request: Request) -> StreamingResponse:
@@ -158,6 +167,16 @@ class Replica:
             timeout = aiohttp.ClientTimeout(total=None)
             self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
         return self._session
+
+
+def _leave() -> None:
+    """Of a replica whose service has ended: nobody is sent to what has gone.
+
+    Ray sends requests to the others as soon as the actor is not there; what a look at its health
+    says has to come three times first.
+    """
+    log.error("the service of this replica has ended")
+    os._exit(1)
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import msgspec
 from bench.processes import Usage
 from bench.rounds import decode_window
 from specserve.client import Prompt
+from specserve.types import Grammar
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seeds: list[int] | None  # None: not seeded, so drafts are verified by the service's own method
     sampling: dict[str, float] = {}  # fields besides the temperature
     ignore_eos: bool = True
+    grammar: Grammar | None = None  # of every answer
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -151,6 +151,7 @@ class _Batch:
             "ignore_eos": job.ignore_eos,
             "seed": None if job.seeds is None else job.seeds[row],
             "cache_salt": salt,
+            "grammar": job.grammar,
         }
         options.update(cast(Options, job.sampling))
         stream = self._client.stream(job.prompts[row], **options)

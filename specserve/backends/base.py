@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # these packages are above the reference, and know this proto
     from specserve.drafters.backbone import Backbone
     from specserve.drafters.block_passes import BlockPasses
     from specserve.drafters.chain_passes import ChainPasses
+    from specserve.drafters.eagle3 import Eagle3Decoder
+    from specserve.drafters.feature_chains import FeatureChains
     from specserve.drafters.protocol import SpeculationBatch
     from specserve.models.forward import Forward
     from specserve.models.parts import LayerParts
@@ -179,6 +181,10 @@ class Backend(Protocol):
 
         For chains of at most `longest` tokens.
         """
+        ...
+
+    def feature_chains(self, decoder: "Eagle3Decoder", *, num_tokens: int) -> "FeatureChains":
+        """Steps of EAGLE-3's chains over new contexts of `num_tokens` entries, over all rows."""
         ...
 
     def block_passes(self, backbone: "Backbone", *, num_tokens: int) -> "BlockPasses":

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from specserve.settings.config import Config, Placement, ResolvedConfig
+from specserve.settings.config import ELSEWHERE, Config, Placement, ResolvedConfig
 from specserve.settings.hosts import host_name
 
 _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of nothing
@@ -27,6 +27,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of no
     "server.tls_key": "none",
     "engine.kv_memory": "what is free once the weights are loaded",
     "speculation.drafter": "none",
+    "topology.draft_address": "none: draft processes are of this launch",
     "speculation.colocated_drafter": "none",
     "speculation.local_head": "none",
     "speculation.gamma": "the drafter's",
@@ -93,7 +94,9 @@ def config_rows(config: ResolvedConfig) -> dict[str, str]:
             rows[dotted] = _NONE_MEANS[dotted] if value in (None, ()) else in_words(value)
     for placement in config.placements:
         place = _place(placement)
-        if config.hosts:
+        if placement.host == ELSEWHERE:
+            place = f"elsewhere, attaches at {config.topology.draft_address}"
+        elif config.hosts:
             place = f"{host_name(placement.host, config.hosts[placement.host])}: {place}"
         rows[f"place.{placement.role}.{placement.rank}"] = place
     return rows

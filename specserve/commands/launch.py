@@ -3,11 +3,8 @@
 
 import argparse
 import logging
-import os
 import signal
 import socket
-import tempfile
-from pathlib import Path
 
 import msgspec
 
@@ -34,12 +31,13 @@ from specserve.processes.process import (
     report_failure,
     report_ready,
 )
+from specserve.processes.run_dir import runtime_root
 from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
 from specserve.processes.supervised_events import EXIT_FAILED, EXIT_REFUSED, Ending
 from specserve.settings.config import Config, ResolvedConfig, ServerConfig, TopologyConfig
 from specserve.settings.door import door_remarks
-from specserve.settings.hosts import host_name
-from specserve.telemetry import setup_logging
+from specserve.settings.hosts import host_name, require_draft_address
+from specserve.telemetry import LOG_LEVELS, setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +54,8 @@ EXAMPLES = """examples:
   specserve launch --host 0.0.0.0 --api-key-file keys   to other machines, for who has a key
   specserve launch --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 --private-network
                                                         over two machines: docs/deploy
+  specserve launch --topology 1+1 --speculation async --draft-address 127.0.0.1:7500
+                                                        with a draft node of `specserve draft`
   specserve launch --ballast 60M                        the same text at the cost of 60M
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 
@@ -90,15 +90,19 @@ def run(arguments: argparse.Namespace) -> int:
         wish = read_config(arguments)
         if arguments.parent_pid is not None:
             wish = _private(wish)
+        level = wish.telemetry.log_level
+        if wish.topology.nnodes > 1 and level in LOG_LEVELS:  # others are refused further on
+            setup_logging("supervisor", level)  # who is waited for is said meanwhile
         with Meeting() as meeting:
             config = resolve_here(wish, meeting.attend)
             setup_logging("supervisor", config.telemetry.log_level)
             if meeting.links.leads:
                 require_free_ports(config.server)
+            require_draft_address(config.topology)
             announcer.resolved(wish, config)
             ending = launch(
                 config,
-                runtime_root=_runtime_root(),
+                runtime_root=runtime_root(),
                 on_ready=lambda report: announcer.ready(report, config),
                 hosts=meeting.links,
             )
@@ -120,6 +124,7 @@ def _private(wish: Config) -> Config:
         node_rank=alone.node_rank,
         rendezvous=None,
         spread=None,
+        draft_address=None,
     )
     server = msgspec.structs.replace(
         wish.server,
@@ -222,9 +227,3 @@ def _reached_at(place: str, host_name: str) -> list[str]:
     if (loopback := _LOOPBACK_OF_ALL.get(host)) is None:
         return [place]
     return [f"{loopback}:{port}", *([f"{host_name}:{port}"] if host_name else [])]
-
-
-def _runtime_root() -> Path:
-    """Where run folders go: per user where the system has such a place."""
-    root = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(root) if root and os.access(root, os.W_OK) else Path(tempfile.gettempdir())

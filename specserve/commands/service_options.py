@@ -6,7 +6,7 @@ unchecked, so that files, flags and `--set` share one set of rules and one kind 
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from specserve.settings.config import DEFAULT_MODE, Config, load_config, parse_override
@@ -28,6 +28,8 @@ _VALUE_FLAGS = (
      "of node 0, where the nodes meet: the same on every one"),
     ("--spread", "topology.spread", "T+D,T+D",
      "of every node (default: ranks fill nodes, draft processes go where none is)"),
+    ("--draft-address", "topology.draft_address", "HOST:PORT",
+     "where draft nodes attach that `specserve draft` has started: the D of --topology are those"),
     ("--rendezvous-timeout-s", "topology.rendezvous_timeout_s", "SECONDS",
      "until all nodes have come (default 300)"),
     ("--node-timeout-s", "topology.node_timeout_s", "SECONDS",
@@ -104,7 +106,7 @@ _SWITCHES = (
     (
         "--private-network",
         "topology.private_network",
-        "no stranger reaches what nodes say to each other: for a --rendezvous beyond loopback",
+        "no stranger reaches what nodes say to each other: for places beyond loopback",
     ),
     ("--mps", "topology.mps", "processes on one GPU run side by side (default: where MPS starts)"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
@@ -117,7 +119,7 @@ _DOOR = frozenset(
     {
         "server.host", "server.api_key_file", "server.max_requests_per_key", "server.tls_cert",
         "server.tls_key", "server.insecure", "server.allowed_hosts", "topology.nnodes",
-        "topology.node_rank", "topology.rendezvous", "topology.spread",
+        "topology.node_rank", "topology.rendezvous", "topology.spread", "topology.draft_address",
         "topology.rendezvous_timeout_s", "topology.node_timeout_s", "topology.private_network",
     }
 )  # fmt: skip
@@ -128,14 +130,18 @@ def add_service_options(
     other_help: Mapping[str, str] | None = None,
     *,
     is_private: bool = False,
+    only: Collection[str] | None = None,
 ) -> None:
     """Add the flags to `parser`, in a group of their own.
 
     `other_help` has the text, by flag, of those that mean something else to this command than to
-    `launch`. `is_private`: the service is the command's own, and nobody else's.
+    `launch`. `is_private`: the service is the command's own, and nobody else's. `only`: those of
+    these settings alone.
     """
     help_of = other_help or {}
     left_out: frozenset[str] = _DOOR if is_private else frozenset()
+    if only is not None:
+        left_out = frozenset(name for _, name, *_ in (*_VALUE_FLAGS, *_SWITCHES)) - set(only)
     group = parser.add_argument_group("service")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     for flag, dotted, metavar, text in _VALUE_FLAGS:
@@ -148,7 +154,8 @@ def add_service_options(
         if dotted in left_out:
             continue
         action = argparse.BooleanOptionalAction
-        group.add_argument(flag, dest=dotted, action=action, default=None, help=text)
+        told = help_of.get(flag, text)
+        group.add_argument(flag, dest=dotted, action=action, default=None, help=told)
     group.add_argument(
         "--set",
         dest="assignments",

@@ -30,7 +30,7 @@ class ChainPasses(Protocol):
     ) -> None:
         """B chains behind the first `lengths` positions of their `rows`.
 
-        The first pass computes the tokens that enter, too.
+        The tokens that enter are computed here, or by the first pass along with its own.
         """
         ...
 

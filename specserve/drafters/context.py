@@ -97,6 +97,13 @@ class ContextRows:
                 table.append(self._free.pop())
             self._lengths[row] = start + count
 
+    def unused(self, count: int) -> np.ndarray | None:
+        """So many pages that no row has, int64; None: there are fewer.
+
+        What is in them is the caller's until the next `reserve`; rows get them erased.
+        """
+        return np.array(self._free[:count], dtype=np.int64) if count <= len(self._free) else None
+
     def slots(self, row: int, start: int, end: int) -> np.ndarray:
         """Where positions start..end-1 are kept: [end - start] int64."""
         positions = np.arange(start, end)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from specserve.drafters.backbone import ContextEntries, FeatureProjector
-from specserve.drafters.chain_attention import ChainAttention
 from specserve.drafters.chain_stopping import ChainEnding
-from specserve.drafters.context import TorchContext
+from specserve.drafters.feature_chains import FeatureChains
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -81,7 +80,7 @@ class Eagle3Drafter:
     def __init__(
         self,
         decoder: Eagle3Decoder,
-        context: TorchContext,
+        chains: FeatureChains,
         *,
         probs_confidence: ProbsConfidence | None = None,
         target_ids: Tensor | None = None,
@@ -89,17 +88,15 @@ class Eagle3Drafter:
         """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's."""
         spec = decoder.spec
         self.decoder = decoder
-        self.context = context
+        self.context = chains.context
         self.name = "eagle3"
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, decoder.projector)
         self.probs_confidence = probs_confidence
         self.target_ids = target_ids
-        cache = context.cache
-        self._chain = ChainAttention(
-            context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
-        )
+        cache = self.context.cache
+        self._chains = chains
         self._ending = ChainEnding()
         # Features by slot: truncation may leave any of them waiting for another token.
         self._features = torch.zeros(
@@ -150,28 +147,33 @@ class Eagle3Drafter:
             for row, length in zip(batch.rows, lengths, strict=True)
         ]
         hidden = self._features[torch.tensor(last_slots, device=device)]
-        positions = torch.tensor(lengths, device=device) - 1
-        pads, gap = _pads(batch, device), batch.max_gap()
+        gaps = [len(ids) for ids in batch.gap_ids or [()] * len(lengths)]
+        gap = batch.max_gap()
+        pads = [gap - own for own in gaps] if gap else None
         before = [length - 1 for length in lengths]
-        self._chain.plan(batch.rows, before, gap + self.gamma, pads=pads)
+        self._chains.plan(batch.rows, before, gap + self.gamma, pads)
         if pads is not None:
-            hidden, positions = self._bridge(batch, hidden, positions, pads)
+            hidden = self._bridge(batch, hidden, torch.tensor(pads, device=device))
+        firsts = [length + own + 1 for length, own in zip(lengths, gaps, strict=True)]
         sampling = sampler.begin(
             BlockLayout(
-                positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, self.target_ids
+                torch.tensor(firsts, device=device),
+                self.gamma,
+                self.decoder.spec.decoder.vocab_size,
+                self.target_ids,
             )
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         self._ending.begin(batch, has_confidences=self.probs_confidence is not None)
         for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
-            hidden, logits = self.decoder.read(self._step(token_ids, hidden, positions + slot))
+            hidden, logits = self._chains.step(token_ids, hidden)
             logits = logits[:, None]
             if self.probs_confidence is not None:
                 confidences.append(self.probs_confidence(slot, logits))
             goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
             drawn.append(sampling.draw(slot, logits))
             if batch.keep_logits:
-                kept.append(logits)
+                kept.append(logits.clone())  # whose memory the next step may take
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
@@ -185,16 +187,8 @@ class Eagle3Drafter:
             token_s=self._ending.timer.further_s,
         )
 
-    def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
-        """The chains grow by one token each: what follows, [B, H], before the final norm."""
-        stepped = self.decoder.step(token_ids, hidden, positions, self._chain)
-        self._chain.advance()
-        return stepped
-
-    def _bridge(
-        self, batch: DraftBatch, hidden: Tensor, positions: Tensor, pads: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The chain's own features [B, H] of the pending tokens, and the position of the last.
+    def _bridge(self, batch: DraftBatch, hidden: Tensor, pads: Tensor) -> Tensor:
+        """The chain's own features [B, H] of the last pending tokens.
 
         Shorter gaps are padded on the left with steps that leave a block as it is.
         """
@@ -203,16 +197,7 @@ class Eagle3Drafter:
         padded = [[0] * (gap - len(ids)) + list(ids) for ids in gap_ids]
         columns = torch.tensor(padded, device=hidden.device).T
         for place, token_ids in enumerate(columns):
-            stepped = self.decoder.features(self._step(token_ids, hidden, positions))
+            stepped = self._chains.follow(token_ids, hidden)
             is_real = pads <= place
             hidden = torch.where(is_real[:, None], stepped, hidden)
-            positions = positions + is_real
-        return hidden, positions
-
-
-def _pads(batch: DraftBatch, device: torch.device) -> Tensor | None:
-    """How much shorter each block's gap is than the longest, [B]; None without gaps."""
-    if batch.gap_ids is None or not batch.max_gap():
-        return None
-    lengths = torch.tensor([len(ids) for ids in batch.gap_ids], device=device)
-    return batch.max_gap() - lengths
+        return hidden

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from specserve.drafters.backbone import ContextEntries, FeatureProjector
-from specserve.drafters.context import torch_context
 from specserve.drafters.dialect_eagle3 import default_layers
 from specserve.drafters.eagle3 import Eagle3Decoder, Eagle3Drafter
 from specserve.drafters.spec import Eagle3Spec, FeaturesNorm
@@ -120,24 +119,22 @@ def load_eagle3(
         head_dim=decoder.head_dim,
         keys_are_values=False,
     )
-    return Eagle3Drafter(
-        Eagle3Decoder(
-            spec=spec,
-            projector=eagle3_projector(weights, spec),
-            embedding=weights.embedding(),
-            layer=decoder_layer(weights, decoder, 0, spec.layer),
-            hidden_norm=weights.norm(f"{spec.layer}hidden_norm.weight", eps),
-            entries=entries,
-            final_norm=weights.norm("norm.weight", eps),
-            lm_head=weights.lm_head(target_ids),
-            rotary=RotaryTable(
-                decoder.rope,
-                head_dim=decoder.head_dim,
-                num_positions=max_positions + spec.gamma,
-                dtype=weights.dtype,
-                device=weights.device,
-            ),
+    made = Eagle3Decoder(
+        spec=spec,
+        projector=eagle3_projector(weights, spec),
+        embedding=weights.embedding(),
+        layer=decoder_layer(weights, decoder, 0, spec.layer),
+        hidden_norm=weights.norm(f"{spec.layer}hidden_norm.weight", eps),
+        entries=entries,
+        final_norm=weights.norm("norm.weight", eps),
+        lm_head=weights.lm_head(target_ids),
+        rotary=RotaryTable(
+            decoder.rope,
+            head_dim=decoder.head_dim,
+            num_positions=max_positions + spec.gamma,
+            dtype=weights.dtype,
+            device=weights.device,
         ),
-        torch_context(decoder, num_context_tokens, dtype=weights.dtype, device=weights.device),
-        target_ids=target_ids,
     )
+    chains = weights.backend.feature_chains(made, num_tokens=num_context_tokens)
+    return Eagle3Drafter(made, chains, target_ids=target_ids)

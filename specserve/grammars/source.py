@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 import llguidance
+import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
 from specserve.errors import InvalidField
@@ -37,6 +38,7 @@ def source_of(grammar: Grammar, tokens: llguidance.LLTokenizer) -> str:
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
+            _require_object(text)
             return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
         case GrammarKind.REGEX:
             return llguidance.LLMatcher.grammar_from_regex(text)
@@ -56,15 +58,26 @@ def unusable(grammar: Grammar, problem: str) -> InvalidField:
     said = " ".join(said.replace("<non-verbose/>", "").split())[:_MAX_PROBLEM_CHARS]
     if said.startswith("NoExtension"):
         said = "there is no text that it allows"
-    return InvalidField(grammar.field, f"cannot be used: {said}{_HINTS.get(grammar.kind, '')}")
+    hint = "" if said.startswith(_NO_SCHEMA) else _HINTS.get(grammar.kind, "")
+    return InvalidField(grammar.field, f"cannot be used: {said}{hint}")
 
 
+_NO_SCHEMA = "a schema is a JSON object"
 _EXCERPT = re.compile(r"\s\d+ \| ")  # of a grammar, with the number of a line
 _HINTS = {
     GrammarKind.JSON_SCHEMA: "; change the schema, or add "
     '"x-guidance": {"lenient": true} to it, which leaves out what is not supported',
     GrammarKind.GRAMMAR: "; it has to be in Lark's EBNF (start: ...) or in GBNF (root ::= ...)",
 }
+
+
+def _require_object(text: str) -> None:
+    """Raise ValueError for what is no JSON, and for a schema that is true or false."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        problem = str(error).replace("`", "")
+        raise ValueError(f"{_NO_SCHEMA}, which this is not: {problem}") from error
 
 
 def _as_lark(text: str) -> str:

@@ -113,6 +113,10 @@ def _format_of(document: _Document) -> Format:
     return TriggeredTags(document.triggers, tags)
 
 
+# With what stands before it, of which no backslash is one that takes the slash.
+_BARE_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+
+
 class _Writer:
     """Rules of one grammar."""
 
@@ -163,7 +167,7 @@ class _Writer:
         if isinstance(form, ConstString):
             return self._fixed(form.value)
         if isinstance(form, Regex):
-            pattern = form.pattern.replace("/", "\\/").replace("\n", "\\n")
+            pattern = _BARE_SLASH.sub(r"\1\/", form.pattern).replace("\n", "\\n")
             return self._rule(f"/{pattern}/")
         return self._rule(f"%json {self._schema(form.json_schema)}")
 
@@ -213,16 +217,15 @@ class _Writer:
         return tags if form.at_least_one else self._rule(f'{tags} | ""')
 
     def _triggered(self, form: TriggeredTags) -> str:
-        leads = {trigger: self._pieces(trigger) for trigger in form.triggers}
-        self._triggers |= {ids[0] for ids in leads.values() if ids and isinstance(ids[0], int)}
-        bodies: dict[str, list[str]] = {trigger: [] for trigger in leads}
+        bodies: dict[str, list[str]] = {trigger: [] for trigger in form.triggers}
         for tag in form.tags:
-            found = next((each for each in leads if each and tag.begin.startswith(each)), None)
-            if found is None:
-                raise ValueError(f"no trigger is the beginning of the tag {tag.begin[:64]!r}")
+            found = self._lead_of(tag, form.triggers)
+            bodies.setdefault(found, [])
             opening = self._fixed(tag.begin.removeprefix(found))
             inside = self._inside(tag, is_last=form.stop_after_first)
             bodies[found].append(_joined([opening, inside]))
+        leads = map(self._pieces, bodies)
+        self._triggers |= {ids[0] for ids in leads if ids and isinstance(ids[0], int)}
         tags = self._one_of(
             _joined([self._text_until(trigger), self._one_of(each)])
             for trigger, each in bodies.items()
@@ -231,6 +234,18 @@ class _Writer:
         if form.stop_after_first:
             return tags if form.at_least_one else self._one_of([tags, self._text()])
         return self._rule(f"({tags}){'+' if form.at_least_one else '*'} {self._text()}")
+
+    def _lead_of(self, tag: Tag, triggers: Sequence[str]) -> str:
+        """What text ends at where this tag begins: of triggers within each other the shortest.
+
+        A token that is longer than the trigger is one as a whole: none of it is spelt.
+        """
+        found = [each for each in triggers if each and tag.begin.startswith(each)]
+        if not found:
+            raise ValueError(f"no trigger is the beginning of the tag {tag.begin[:64]!r}")
+        lead = min(found, key=len)
+        tokens = [each for each in self._specials if tag.begin.startswith(each)]
+        return max([lead, *tokens], key=len)
 
     # --- free text ------------------------------------------------------------------------------
 

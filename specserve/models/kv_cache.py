@@ -134,6 +134,17 @@ class KVCache:
         self.keys.view(shape).index_fill_(2, ids, 0)
         self.values.view(shape).index_fill_(2, ids, 0)
 
+    def copy_blocks(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """In all layers, one after the other; no block is a source and a target, int64 each."""
+        if not len(targets):
+            return
+        shape = (self.num_layers, self.num_kv_heads, self._num_all_blocks, -1)
+        # Not pinned: the copy has left this memory when the call returns.
+        ids = torch.from_numpy(np.stack([sources, targets]))
+        old, new = ids.to(self.device, non_blocking=True).unbind(0)
+        for kept in (self.keys.view(shape), self.values.view(shape)):
+            kept.index_copy_(2, new, kept.index_select(2, old))
+
 
 def _by_layer(
     keys: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]

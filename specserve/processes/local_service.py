@@ -9,7 +9,8 @@ stop waits until it is gone.
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from specserve.errors import from_code
@@ -32,15 +33,25 @@ def local_service(flags: Sequence[str] = ()) -> Generator[str]:
 
 
 @contextmanager
-def local_apis(flags: Sequence[str] = ()) -> Generator[ReadyReport]:
-    """The same with OpenAI's API, on another free port; yields where both are."""
-    process = None
+def local_apis(
+    flags: Sequence[str] = (), on_end: Callable[[], None] | None = None
+) -> Generator[ReadyReport]:
+    """The same with OpenAI's API, on another free port; yields where both are.
+
+    `on_end` is called, in a thread of its own, if the service ends while inside.
+    """
+    process, is_left = None, threading.Event()
     with stops_unwind():
         try:
             with stops_deferred():  # between its start and `process` there is nobody to stop it
                 process, ready_fd = _start([*_OWN_FLAGS, *flags])
-            yield _await_ready(ready_fd)
+            report = _await_ready(ready_fd)
+            if on_end is not None:
+                arguments = (process, is_left, on_end)
+                threading.Thread(target=_tell_end, args=arguments, daemon=True).start()
+            yield report
         finally:
+            is_left.set()
             if process is not None:
                 _stop(process)
 
@@ -71,6 +82,14 @@ def _await_ready(ready_fd: int) -> ReadyReport:
     if not report.ready:
         raise from_code(report.code, report.error)
     return report
+
+
+def _tell_end(
+    process: "subprocess.Popen[bytes]", is_left: threading.Event, on_end: Callable[[], None]
+) -> None:
+    process.wait()
+    if not is_left.is_set():
+        on_end()
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

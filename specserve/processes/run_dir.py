@@ -22,6 +22,12 @@ _LOCK = "lock"
 _MAX_PATH_BYTES = 80
 
 
+def runtime_root() -> Path:
+    """Where run folders go: per user where the system has such a place."""
+    root = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(root) if root and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+
+
 @contextmanager
 def run_dir(root: Path) -> Generator[Path]:
     """A fresh 0700 folder under `root`. Raises Unsupported when no socket path would fit in it."""

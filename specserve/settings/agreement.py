@@ -9,14 +9,14 @@ wrong in practice is another model, another quantisation or an unfinished copy.
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from specserve import __version__
 from specserve.errors import InvalidField
-from specserve.settings.config import Config
+from specserve.settings.config import Config, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hosts import HostFacts
 
@@ -24,6 +24,7 @@ from specserve.settings.hosts import HostFacts
 _SUFFIXES = frozenset({".json", ".jinja", ".safetensors", ".gguf", ".model"})
 _PIECE_BYTES = 1 << 20
 _WHOLE_BYTES = 64 << 20  # files up to this size are read whole
+_MOST_SHOWN = 200  # characters of a value
 _SECTIONS = ("model", "topology", "engine", "speculation")
 _OWN = frozenset(  # of these sections, what may differ
     {
@@ -37,6 +38,8 @@ _FILES = (
     "speculation.colocated_drafter",
     "speculation.local_head",
 )
+FEATURE_SIZE = "feature_size"  # of what a drafter reads of each token
+MAX_POSITIONS = "model.max_model_len"  # which a draft node may have more of
 _VERSIONS = {"specserve": __version__, "torch": importlib.metadata.version("torch")}
 
 
@@ -56,13 +59,35 @@ def agreed_on(config: Config, folder: Path, device: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if key not in _OWN}
 
 
+def agreed_with_drafts(
+    target: Path, speculation: SpeculationConfig, *, feature_size: int, gamma: int
+) -> dict[str, str]:
+    """What a target and a draft node that serves others besides have to have the same of.
+
+    `target` is the model's folder, and drafters are located. Raises InvalidField for files that
+    cannot be read.
+    """
+    found = {**_VERSIONS, "model.target": _mark("model.target", target)}
+    for key in ("speculation.drafter", "speculation.local_head"):
+        value = str(getattr(speculation, key.partition(".")[2]))
+        found[key] = value if value in ("None", NGRAM) else _mark(key, Path(value))
+    return found | {"speculation.gamma": str(gamma), FEATURE_SIZE: str(feature_size)}
+
+
+def difference(
+    ours: Mapping[str, str], theirs: Mapping[str, str], our_name: str, their_name: str
+) -> InvalidField | None:
+    """The first key under which `theirs` has something else than `ours`, if there is one."""
+    for key in dict.fromkeys((*ours, *theirs)):
+        here, there = ours.get(key, "None"), theirs.get(key, "None")
+        if here != there:
+            return InvalidField(key, _in_words(key, here, there, our_name, their_name))
+    return None
+
+
 def objection(first: HostFacts, other: HostFacts) -> InvalidField | None:
     """Why `other` cannot be part of what the first machine has begun, if it cannot."""
-    for key in dict.fromkeys((*first.agreed, *other.agreed)):
-        ours, theirs = first.agreed.get(key, "None"), other.agreed.get(key, "None")
-        if ours != theirs:
-            return InvalidField(key, _in_words(key, ours, theirs, first, other))
-    return None
+    return difference(first.agreed, other.agreed, first.name, other.name)
 
 
 def missing_hosts(there: Sequence[HostFacts], nnodes: int) -> str:
@@ -72,16 +97,24 @@ def missing_hosts(there: Sequence[HostFacts], nnodes: int) -> str:
     return " and ".join(filter(None, (", ".join(missing[:-1]), *missing[-1:])))
 
 
-def _in_words(key: str, ours: str, theirs: str, first: HostFacts, other: HostFacts) -> str:
+def _in_words(key: str, ours: str, theirs: str, first: str, other: str) -> str:
     if key in _VERSIONS:
-        problem = f"{theirs} is installed on {other.name}, {ours} on {first.name}"
+        problem = f"{_shown(theirs)} is installed on {other}, {ours} on {first}"
         return f"{problem}; install the same on both"
     if key in _FILES and {"None", NGRAM}.isdisjoint({ours, theirs}):
-        problem = f"the files on {other.name} are not those on {first.name}"
+        problem = f"the files on {other} are not those on {first}"
         return f"{problem}; copy the folder or file, or name the same one"
-    none_or = {"None": "not set"}
-    problem = f"{none_or.get(theirs, theirs)} on {other.name}, {none_or.get(ours, ours)} on "
-    return f"{problem}{first.name}; start both with the same, or with --set {key}=VALUE"
+    problem = f"{_shown(theirs)} on {other}, {_shown(ours)} on {first}"
+    if key == FEATURE_SIZE:
+        return f"{problem}; start both with the same drafter and model"
+    return f"{problem}; start both with the same, or with --set {key}=VALUE"
+
+
+def _shown(value: str) -> str:
+    """On one line, whoever has said it."""
+    if value == "None":
+        return "not set"
+    return (value if value.isprintable() else repr(value))[:_MOST_SHOWN]
 
 
 def _mark(key: str, path: Path) -> str:

@@ -81,6 +81,8 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     node_rank: Annotated[int, Meta(ge=0, lt=64)] = 0
     rendezvous: Text | None = None
     spread: Text | None = None  # T+D of every node, such as "2+0,0+1"; None: see `settings.spread`
+    # HOST:PORT at which draft nodes attach that `specserve draft` started: the D of T+D are those.
+    draft_address: Text | None = None
     private_network: bool = False  # strangers cannot reach what the nodes listen on
     rendezvous_timeout_s: Annotated[float, Meta(ge=1, le=DAY_S)] = 300.0
     node_timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 5.0  # a node silent for longer is lost
@@ -214,6 +216,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     telemetry: TelemetryConfig = TelemetryConfig()
 
 
+ELSEWHERE = -1  # of draft processes that another command has started, wherever
+
+
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where one process runs. Empty `cores` means unpinned."""
 
@@ -221,7 +226,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rank: int  # counts from 0 within the role
     device: str  # cpu | cuda:N
     cores: tuple[int, ...] = ()
-    host: int = 0  # the node rank of the machine
+    host: int = 0  # the node rank of the machine, or ELSEWHERE
 
     @property
     def is_on_cpu(self) -> bool:
@@ -245,6 +250,7 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_blocks: int | None = None  # of the KV pool of each rank, of `BLOCK_SIZE` tokens
     collectives: str = "gloo"  # what carries tensors between ranks: gloo | nccl
     hosts: tuple[str, ...] = ()  # addresses of the machines, by node rank; of one alone: none
+    targets: tuple[str, ...] = ()  # HOST:PORT of those that a draft node serves
 
     def placement(self, role: str, rank: int = 0) -> Placement:
         """The placement of one process; raises KeyError when the topology has none."""

@@ -7,7 +7,7 @@ Pure, as all of `specserve.settings.resolve`.
 from collections.abc import Sequence
 
 from specserve.errors import InvalidField
-from specserve.settings.config import Config
+from specserve.settings.config import ELSEWHERE, Config, Placement
 from specserve.settings.hardware import Hardware
 from specserve.settings.hosts import HostFacts, check_hosts
 from specserve.settings.spread import Spread, spread
@@ -20,7 +20,8 @@ def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> st
     """cpu or cuda. Raises InvalidField."""
     device = config.topology.device
     if device is None:
-        needed = topology.num_target_ranks + topology.num_draft_processes
+        here = _here(config, topology)
+        needed = here.num_target_ranks + here.num_draft_processes
         if config.topology.nnodes > 1:
             needed = 1  # as it looks from here; that all say the same is checked when they meet
         return "cuda" if len(hardware.cuda_devices) >= needed else "cpu"
@@ -49,6 +50,12 @@ def place(
     wish = config.topology
     check_hosts(wish)
     threads = CpuThreads(wish.threads, draft_threads(config))
+    topology, elsewhere = _here(config, topology), topology
+    num_elsewhere = elsewhere.num_draft_processes - topology.num_draft_processes
+    if wish.draft_address is not None and not num_elsewhere:
+        problem = f"is for draft processes, and topology.topology is {topology}"
+        hint = f"type --topology {topology.num_target_ranks}+1 for one"
+        raise InvalidField("topology.draft_address", f"{problem}; {hint}")
     if facts:
         return spread(wish, topology, device, facts, threads)
     if device == "cuda":
@@ -58,7 +65,18 @@ def place(
         found, is_short = place_on_cpu(
             topology, hardware.cores, threads, oversubscribe=wish.oversubscribe
         )
-    return Spread("", found, is_short)
+    drafts = [
+        Placement(role="draft", rank=rank, device=device, host=ELSEWHERE)
+        for rank in range(num_elsewhere)
+    ]
+    return Spread("", (*found[:-1], *drafts, found[-1]), is_short)
+
+
+def _here(config: Config, topology: Topology) -> Topology:
+    """Without the draft processes that other commands start."""
+    if config.topology.draft_address is None:
+        return topology
+    return Topology(topology.num_target_ranks, 0)
 
 
 def draft_threads(config: Config) -> int:

@@ -125,6 +125,9 @@ class ColocatedDraft:
         self.name = drafter.name
         self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
         self.pace = DraftPace()  # of its drafts
+        # False leaves tokens in blocks that requests' grammars forbid: they cost acceptance, and
+        # show what the mask of drafts is worth.
+        self.keeps_to_grammars = True
         # Chains that nothing but their number of tokens ends: nobody knows which of them stand.
         self.is_blind = drafter.stops_in_time and getattr(drafter, "probs_confidence", None) is None
         self._drafter = drafter
@@ -324,6 +327,8 @@ class ColocatedDraft:
 
     def _sampler(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DraftSampler:
         states = [row.state for row in rows]
+        if not self.keeps_to_grammars:
+            states = [state.without_grammar() for state in states]
         temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
         sample_indices = [state.sample_index for state in states]
         if by_ratio:

@@ -22,8 +22,6 @@ from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
 from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
-from specserve.transport.network_link.hub import DraftHub, Lane
-from specserve.transport.rendezvous import DRAFT_HUB, open_store
 from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.draft_pace import DraftPace
@@ -46,6 +44,7 @@ from target_node.speculation.asynchronous import AsynchronousSpeculation
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.draft_links import DraftLinks, DraftPeer
 from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.far_drafts import open_hub
 from target_node.speculation.feature_cache import FeatureCache
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss, MissPolicy
@@ -241,11 +240,7 @@ class _Builder:
     def _links(self, arguments: ChildArguments, name: str, limits: LinkLimits) -> DraftLinks:
         config, folder = self._config, arguments.control_dir
         regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
-        lanes: dict[int, Lane] = {}
-        if config.far_drafts:
-            hub = DraftHub(config.hosts[0], config.far_drafts, config.message_cores)
-            open_store(config).set(DRAFT_HUB, hub.place)
-            lanes = hub.lanes
+        lanes = open_hub(config, limits).lanes if config.far_drafts else {}
         peers = [
             DraftPeer(draft, TargetLinkEnd(lane, lane, limits), lane, is_here=False)
             for draft, lane in lanes.items()

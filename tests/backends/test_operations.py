@@ -144,18 +144,20 @@ def extended(passes, device):
     return passes
 
 
+def passes_of_chains(backend, model):
+    """Hidden states of four passes, behind tokens that enter with the first."""
+    device = backend.device
+    passes = extended(backend.chain_passes(model, num_tokens=256, longest=4), device)
+    passes.context.rows.reserve([1], [33], [2])
+    passes.plan(ROWS, LENGTHS, 4, Entering([1], [33], [2], [5, 9]))
+    rng = np.random.default_rng(2)
+    steps = [torch.from_numpy(rng.integers(1, 60, len(ROWS))).to(device) for _ in range(4)]
+    return [passes.run(step).cpu().clone() for step in steps]
+
+
 def test_passes_of_chains(both, tmp_path):
-    device = both[0].device
-    model = model_on(device, tmp_path)
-    found = []
-    for backend in both:
-        passes = extended(backend.chain_passes(model, num_tokens=256, longest=4), device)
-        passes.context.rows.reserve([1], [33], [2])
-        entering = Entering([1], [33], [2], [5, 9])
-        passes.plan(ROWS, LENGTHS, 4, entering)
-        rng = np.random.default_rng(2)
-        steps = [torch.from_numpy(rng.integers(1, 60, len(ROWS))).to(device) for _ in range(4)]
-        found.append([passes.run(step).cpu().clone() for step in steps])
+    model = model_on(both[0].device, tmp_path)
+    found = [passes_of_chains(backend, model) for backend in both]
     for ours, theirs in zip(*found, strict=True):
         near(ours, theirs)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from specserve.backends.cuda import graphs as cuda_graphs
 from specserve.backends.cuda import round_shape
 from specserve.backends.cuda.backend import CudaGraphBackend
+from specserve.backends.cuda.round_shape import RoundShape
 from specserve.backends.cuda.verification import CapturedVerification
 from specserve.backends.torch.backend import TorchBackend
 from specserve.sampling.draft_probs import DraftProbs
@@ -72,6 +73,22 @@ def test_many_logits_are_not_captured_and_the_log_says_so(
             assert verify(LOGITS.to(DEVICE), rows, draft_probs) is None
     assert verify(LOGITS[:, :7].to(DEVICE), rows, draft_probs) is not None
     assert caplog.text.count("verified kernel by kernel, which is slower: more than 31 logits") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_rows", "why_not"),
+    [
+        ({}, 64, ""),
+        ({"top_k": 20}, 64, ""),
+        ({}, 128, "more than 16777216 logits a round"),
+        ({"top_p": 0.9}, 24, ""),
+        ({"top_p": 0.9}, 25, "more than 4194304 logits a round with top_p"),
+    ],
+)
+def test_rounds_of_large_vocabularies(fields: dict, num_rows: int, why_not: str):
+    rows = [RowToVerify(METHOD, state(**fields))] * num_rows
+    logits = torch.empty(num_rows, 151_936, device="meta")
+    assert RoundShape.of(logits, rows, [False] * num_rows, None).why_not() == why_not
 
 
 @pytest.mark.parametrize(("num_seen", "is_captured"), [(3, True), (5, False)])

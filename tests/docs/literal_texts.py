@@ -99,6 +99,26 @@ class Sources:
             case _:
                 return {GAP}
 
+    def _means(self, call: Call, module: str) -> bool:
+        """Whether what is called is what the caller has imported from `module`."""
+        if not isinstance(call.node.func, ast.Name):
+            return False
+        origin = self._imports[call.at.module].get(call.node.func.id)
+        return origin == module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @cached_property
+    def _imports(self) -> dict[str, dict[str, str]]:
+        """By module: where names that it imports are from."""
+        return {
+            module: {
+                each.asname or each.name: node.module
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and node.module
+                for each in node.names
+            }
+            for module, tree in self.trees.items()
+        }
+
     def _joined(self, parts: list[Place], depth: int) -> set[str]:
         found = {""}
         for part in parts:
@@ -136,10 +156,8 @@ class Sources:
         index = positional.index(name) - is_method if name in positional else None
         found: list[Place] = []
         for call in self.calls.get(called, []):
-            # A method's name may be that of other classes', too, and a private one of any module.
-            is_far = call.at.module != place.module
-            is_others = is_method or isinstance(call.node.func, ast.Attribute)
-            if is_far and (called.startswith("_") or (is_others and called == function.name)):
+            # Others may have functions of this name, and other classes methods.
+            if call.at.module != place.module and not self._means(call, place.module):
                 continue
             if (given := _argument(call.node, name, index)) is not None:
                 found.append(call.at.other(given))

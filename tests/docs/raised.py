@@ -113,10 +113,7 @@ def beginning(text: str) -> str:
     """Up to the first colon, or to the first word behind the beginning that only a run knows."""
     head = re.split(r"[:;,](?= |$)| \(", text.strip())[0]
     place = head.find(GAP, 1)
-    if place < 0:
-        return head
-    behind = re.match(r"(\]\S*)?", head[place + len(GAP) :])  # a field, which goes on
-    return (head[: place + len(GAP)] + (behind[0] if behind else "")).rstrip("'\"")
+    return head if place < 0 else head[:place] + head[place:].split(" ")[0].rstrip("'\"")
 
 
 def exit_codes() -> dict[int, list[str]]:

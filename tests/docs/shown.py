@@ -13,6 +13,8 @@ PAGES = [
     ROOT / "bench" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# Without those of benches, which are for whoever works on it.
+OF_USERS = [page for page in PAGES if page.parent.name != "bench"]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Blocks that are indented instead, whose first words are those of a command.
 _INDENTED = re.compile(r"^(?: {4}| {6})((?:specserve|python -m|make|bench/|DIR/).*)", re.MULTILINE)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from specserve.settings.config import load_config
+from tests.docs import command_places
 from tests.docs.command_lines import OF_OTHERS, known_flags, problem
 from tests.docs.raised import ROOT
-from tests.docs.shown import PAGES, Block, Command, blocks, commands
+from tests.docs.shown import OF_USERS, PAGES, Block, Command, blocks, commands
 
 SHOWING = [page for page in PAGES if any(blocks(page)) or list(commands(page))]
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
@@ -51,6 +52,22 @@ def in_sentences(page: Path) -> list[Command]:
 def test_every_command_in_a_block_is_understood(page):
     wrong = {str(command): problem(command) for command in commands(page)}
     assert {command: why for command, why in wrong.items() if why} == {}
+
+
+def test_every_command_of_users_is_run_or_it_is_said_why_not():
+    found = {str(command) for page in OF_USERS for command in commands(page)}
+    placed = command_places.RUN | command_places.PARSED.keys()
+    assert found - placed == set()  # give it a place in tests/docs/command_places.py
+    assert placed - found == set()  # no longer shown
+    assert command_places.RUN & command_places.PARSED.keys() == set()
+    assert all(command_places.PARSED.values())
+
+
+def test_tests_that_reasons_name_are_there():
+    reasons = " ".join(command_places.PARSED.values())
+    assert [
+        name for name in re.findall(r"tests/[\w/.]+\w", reasons) if not (ROOT / name).exists()
+    ] == []
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=named)

@@ -65,13 +65,20 @@ def test_commands_of_the_page_are_understood():
     page = (DEPLOY / "README.md").read_text()
     blocks = "\n".join(FENCE.findall(page))
     lines = re.findall(r"^specserve .*$", blocks, re.M)
-    assert len(lines) == 2
-    nodes = []
+    assert len(lines) == 5
+    nodes, served = [], []
     for line in lines:
         program, *words = shlex.split(line, comments=True)
         assert problem(Command("docs/deploy/README.md", (program, *words))) is None
+        if words[0] == "draft":
+            places = words[words.index("--attach-to") + 1]
+            assert places.split(",") == [topology.draft_address for topology in served]
+            continue
         topology = launched(words[1:]).topology
         check_hosts(topology)
+        if topology.draft_address is not None:
+            served.append(topology)
+            continue
         nodes.append((topology.node_rank, topology.nnodes, topology.rendezvous))
     assert [rank for rank, *_ in nodes] == [0, 1]
     assert len({each[1:] for each in nodes}) == 1

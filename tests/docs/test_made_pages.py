@@ -88,10 +88,11 @@ def test_families_are_found_however_they_are_written(tmp_path):
         "_read('tools')\n"
     )
     (tmp_path / "one" / "b.py").write_text(
-        "check('top_p', 1)\ncheck(field=NAME, value=2)\n"
+        "from one.a import check, NAME\ncheck('top_p', 1)\ncheck(field=NAME, value=2)\n"
         "def _read(text):\n    return text\n"
         "_read('of another function')\nrequire('of a function, not of the door')\n"
     )
+    (tmp_path / "one" / "c.py").write_text("from two import check\ncheck('another', 1)\n")
     sources = Sources(tmp_path, ["one"])
     found = [sources.texts(call.at.other(call.node.args[0])) for call in sources.calls["Bad"]]
     assert sorted(map(sorted, found)) == [
@@ -106,8 +107,8 @@ def test_families_are_found_however_they_are_written(tmp_path):
 def test_a_beginning_is_what_stands_before_the_first_colon():
     assert raised.beginning("model.target: cannot read x: gone") == "model.target"
     assert raised.beginning("the service at * has gone: x") == "the service at *"
-    assert raised.beginning("* is no folder") == "* is no folder"
     assert raised.beginning("tools[*].type: '*' is not served") == "tools[*].type"
+    assert raised.beginning("* is no folder") == "* is no folder"
     assert not raised.Family("X", "*: gone", "a.py").is_known
 
 

@@ -1,8 +1,11 @@
-"""What docs/quick-start.md and docs/security.md show is run, on a real service and real files."""
+"""What documents show to ask a service, and docs/security.md of keys, is run as it stands there."""
 
 import json
 import os
+import shlex
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,18 +17,19 @@ from specserve.processes.process import ReadyReport
 from specserve.settings.config import ServerConfig
 from specserve.settings.door import require_safe_door
 from specserve.settings.key_file import read_keys
+from tests.docs.command_places import ASKED, ASKS, SECURITY
 from tests.docs.raised import ROOT
-from tests.docs.shown import blocks, command_lines, parts
+from tests.docs.shown import OF_USERS, blocks, command_lines, commands, parts
 
 PAGE = ROOT / "docs" / "quick-start.md"
-SECURITY = ROOT / "docs" / "security.md"
+KEYS = ROOT / "docs" / "security.md"
 _GRPC, _HTTP = "127.0.0.1:7411", "http://127.0.0.1:8000"
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ReadyReport]:
     """As `specserve launch` starts it, of the model that every machine has."""
-    with local_apis(["--target", "tiny"]) as apis:
+    with local_apis(shlex.split(ASKED)[2:]) as apis:
         yield apis
 
 
@@ -39,14 +43,17 @@ def shown(language: str = "") -> list[str]:
 
 
 def client_lines() -> list[str]:
-    """What is typed in the other terminal."""
-    lines = [line for text in shown() for line in command_lines(text)]
-    return [line for line in lines if _GRPC in line or _HTTP in line]
+    """What any page has typed in the other terminal, once."""
+    texts = [block.text for page in OF_USERS for block in blocks(page) if block.language == ""]
+    lines = dict.fromkeys(line for text in texts for line in command_lines(text))
+    return [line for line in lines if shlex.join([*parts(line)][-1]) in ASKS]
 
 
 def test_the_page_shows_each_way_to_ask():
-    typed = " ".join(client_lines())
-    assert all(word in typed for word in ("curl", "generate", "chat", "top", "info"))
+    typed = {shlex.join([*parts(line)][-1]) for line in client_lines()}
+    assert typed == ASKS
+    on_the_page = " ".join(map(str, commands(PAGE)))
+    assert all(word in on_the_page for word in ("curl", "generate", "chat", "top", "info"))
     assert len(shown("python")) == 2
     told = "".join(shown("text"))
     assert _GRPC in told
@@ -57,11 +64,17 @@ def test_the_page_shows_each_way_to_ask():
 @pytest.mark.parametrize("line", client_lines(), ids=lambda line: " ".join(line.split()[:2]))
 def test_what_is_typed_is_answered(line, service, capfd, monkeypatch, tmp_path):
     *before, words = parts(here(line, service))
+    if "--connect" not in words and words[0] == "specserve":
+        words = (*words, "--connect", service.address)  # instead of the usual port
     said = tmp_path / "said"
-    said.write_text("".join(f"{' '.join(each[1:])}\n" for each in before))
+    said.write_text("".join(f"{' '.join(each[1:])}\n" for each in before) or "Hello?\n")
     if words[0] == "curl":
         ended = subprocess.run([*words, "--silent"], capture_output=True, text=True, check=True)
-        assert json.loads(ended.stdout)["choices"][0]["message"]["content"]
+        answer = json.loads(ended.stdout)
+        assert answer["data"] if "-d" not in words else answer["choices"][0]["message"]["content"]
+        return
+    if words[1] == "top" and "--once" not in words:
+        assert stopped_after_a_line(words) == 0
         return
     with said.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -69,7 +82,20 @@ def test_what_is_typed_is_answered(line, service, capfd, monkeypatch, tmp_path):
     out = capfd.readouterr().out
     assert out.strip()
     if "--json" in words:
-        assert json.loads(out)["spec"]["num_draft_tokens"] >= 0
+        told = json.loads(out)
+        assert told["usage"]
+        if "--temperature" in words:  # of sampled text it may be that nothing is drafted
+            assert told["spec"]["num_draft_tokens"] >= 0
+
+
+def stopped_after_a_line(words: tuple[str, ...]) -> int:
+    """The exit code of what goes on until Ctrl-C."""
+    command = [sys.executable, "-m", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        assert watching.stdout.readline().strip()
+        watching.send_signal(signal.SIGINT)
+        return watching.wait(60)
 
 
 @pytest.mark.slow
@@ -81,12 +107,9 @@ def test_a_snippet_prints_an_answer(snippet, service, capsys):
 
 def test_keys_and_certificates_that_security_shows_are_taken(tmp_path: Path):
     lines = [
-        line
-        for block in blocks(SECURITY)
-        for line in command_lines(block.text)
-        if block.language == ""
+        line for block in blocks(KEYS) for line in command_lines(block.text) if block.language == ""
     ]
-    assert len(lines) == 4
+    assert {shlex.join(words) for line in lines for words in parts(line)} == SECURITY
     script = "\n".join(lines).replace("MACHINE", "localhost").replace("ADDRESS", "127.0.0.1")
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     subprocess.run(

@@ -1,15 +1,21 @@
-"""The site has every page once, in the order of docs/README.md, and stands alone."""
+"""The site has every page once, in the order of docs/README.md, and is built without a warning."""
 
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.docs.raised import ROOT
 
 DOCS = ROOT / "docs"
-SITE: dict[str, Any] = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
+CONFIGURATION = DOCS / "site" / "properdocs.yml"
+SITE: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
 INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
 
 
@@ -23,13 +29,14 @@ def pages(entries: Any) -> list[str]:
 
 def test_every_page_is_in_the_order_once():
     ordered = pages(SITE["nav"])
-    assert sorted(ordered) == sorted(path.name for path in DOCS.glob("*.md"))
+    found = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert set(ordered) == {page for page in found if not page.startswith("decisions/")}
     assert len(ordered) == len(set(ordered))
 
 
 def test_the_order_is_that_of_the_index():
     numbered = re.findall(r"^\d+\. \[[^]]*\]\(([^)]+)\)", INDEX, re.MULTILINE)
-    own = [page for page in numbered if "/" not in page and page != "decisions"]
+    own = [page for page in numbered if not page.startswith((".", "decisions"))]
     assert pages(SITE["nav"]) == ["README.md", *own]
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", INDEX, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -61,12 +68,28 @@ def test_what_makes_it_can_be_installed():
     required = " ".join(extras["optional-dependencies"]["docs"])
     assert "properdocs" in required
     assert f"properdocs-theme-{SITE['theme']['name']}" in required
-    assert "pip install '.[docs]'" in INDEX
+    assert set(extras["optional-dependencies"]["docs"]) <= set(
+        extras["optional-dependencies"]["dev"]
+    )
+    assert (
+        f"pip install '.[docs]'`, then `properdocs serve -f {CONFIGURATION.relative_to(ROOT)}`"
+        in INDEX
+    )
 
 
-def test_anchors_that_are_not_there_end_a_build():
+@pytest.mark.skipif(find_spec("properdocs") is None, reason="needs pip install '.[docs]'")
+def test_it_is_built_and_nothing_in_it_leads_nowhere(tmp_path: Path):
     assert SITE["validation"]["anchors"] == "warn"  # which --strict makes an error
-    assert "--strict" in (ROOT / "properdocs.yml").read_text(encoding="utf-8")
+    words = ["build", "--strict", "--quiet", "-f", str(CONFIGURATION), "-d", str(tmp_path)]
+    built = subprocess.run(
+        [sys.executable, "-m", "properdocs", *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "quick-start.html", "deploy/index.html"} <= made
+    assert not (tmp_path / "site").exists()
+    assert (tmp_path / "images" / "rounds.svg").is_file()
 
 
 def test_pictures_are_small():

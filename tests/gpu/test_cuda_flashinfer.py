@@ -15,12 +15,14 @@ import torch
 
 from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import flash, graphs
+from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.flash import Flash, Heads
 from specserve.backends.cuda.flash_trial import trial
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.cuda.fused_layers import FusedTransformer
 from specserve.backends.cuda.fused_trial import LayerSizes, trial_of_layers
 from specserve.backends.cuda.graphs import GraphCapture
+from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.forward import TorchForward
 from specserve.drafters.context import BLOCK_SIZE
 from specserve.models.attention import AttentionBatch
@@ -28,6 +30,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from tests.backends.cuda.layouts import NUM_BLOCKS
 from tests.backends.cuda.test_fused_layers import model_of, run_rounds
+from tests.backends.test_operations import passes_of_chains
 from tests.device.both_attentions import (
     Place,
     Sizes,
@@ -145,6 +148,20 @@ def test_fused_layers_are_those_of_torch(tmp_path: Path, config: dict):
     for forward in (plain, CapturedForward(fused, TorchForward(fused, **sizes))):
         for ours, theirs in zip(run_rounds(forward, DEVICE), expected, strict=True):
             torch.testing.assert_close(ours, theirs, atol=0.1, rtol=0.1)
+
+
+def test_chains_of_a_language_model_are_those_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Branches of one row and of two, behind a token that enters with them."""
+    monkeypatch.setattr(graphs, "_process", graphs._Process())  # other tests capture nothing
+    model = model_of(tmp_path, QWEN3 | {"head_dim": 64}, DEVICE, torch.bfloat16)
+    expected, found = (
+        passes_of_chains(backend, model)
+        for backend in (TorchBackend(DEVICE), CudaGraphBackend(DEVICE))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0.1, rtol=0.1)
 
 
 def test_a_backend_says_whose_attention_it_has(monkeypatch: pytest.MonkeyPatch):

@@ -21,6 +21,7 @@ from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from tests.backends.cuda.test_triton_noise import random_words
+from tests.device.both_chains import compare_chains
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.random_rounds import compare_rounds
@@ -126,6 +127,16 @@ def test_blocks_are_those_of_a_pass_that_is_not_captured(
 ):
     near = 2e-3 if dtype is torch.float32 else 0.3
     compare_blocks(partial(drafter_on_device, models, name), dtype, DEVICE, near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["language model", "eagle3", "eagle3 of SGLang"])
+def test_chains_are_those_of_passes_that_are_not_captured(
+    models: Models, name: str, dtype: torch.dtype
+):
+    near = 2e-3 if dtype is torch.float32 else 0.3
+    both = compare_chains(partial(drafter_on_device, models, name), dtype, DEVICE, near)
+    assert both.chains.num_graphs > 4
 
 
 def greedy(address: str) -> list[list[int]]:

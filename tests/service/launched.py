@@ -7,14 +7,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+_LAUNCH = ("launch", "--port", "0")
+
 
 class Launched:
     """`specserve launch` as a user starts it, its output collected."""
 
-    def __init__(self, *flags: str, within: Sequence[str] = ()) -> None:
-        """`within`: what runs a command where this one is to run."""
-        words = [*within, sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
-        words += ["--port", "0", *flags]
+    def __init__(
+        self,
+        *flags: str,
+        within: Sequence[str] = (),
+        command: Sequence[str] = _LAUNCH,
+        target: str = "tiny",
+    ) -> None:
+        """`within`: what runs a command where this one is to run; no `target`: the usual one."""
+        own = ("--target", target) if target else ()
+        words = [*within, sys.executable, "-m", "specserve", *command, *own, *flags]
         self.process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,

@@ -13,6 +13,8 @@ from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.cuda import graphs, noise
 from specserve.backends.cuda.block_draws import CapturedDraws
 from specserve.backends.cuda.block_passes import CapturedBlockPasses, PassAttention
+from specserve.backends.cuda.chain_passes import CapturedChainPasses
+from specserve.backends.cuda.feature_chains import CapturedFeatureChains
 from specserve.backends.cuda.flash import Heads, Library
 from specserve.backends.cuda.flash_attention import FlashAttention, FlashGraphs
 from specserve.backends.cuda.flash_blocks import SPARE_PAGES, FlashBlockGraphs
@@ -20,13 +22,20 @@ from specserve.backends.cuda.flash_choice import FlashChoice
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.cuda.fused_layers import FusedTransformer
 from specserve.backends.cuda.fused_trial import LayerSizes
+from specserve.backends.cuda.padded_attention import PaddedGraphs
+from specserve.backends.cuda.paged_chains import PagedAttention
 from specserve.backends.cuda.verification import CapturedVerification
+from specserve.backends.torch.attention import TorchAttention
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses, score_scale
 from specserve.backends.torch.forward import TorchForward
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.block_passes import BlockPasses
+from specserve.drafters.chain_passes import ChainPasses
 from specserve.drafters.context import BLOCK_SIZE, num_pages, torch_context
+from specserve.drafters.eagle3 import Eagle3Decoder
+from specserve.drafters.feature_chains import FeatureChains
+from specserve.models.config import ModelSpec
 from specserve.models.forward import Forward
 from specserve.models.transformer import Transformer
 from specserve.sampling.draft_probs import DraftProbs
@@ -114,6 +123,36 @@ class CudaGraphBackend(TorchBackend):
     ) -> VerifiedRows:
         found = self.verification(logits, rows, draft_probs)
         return super().verify(logits, rows, draft_probs) if found is None else found
+
+    def chain_passes(self, model: Transformer, *, num_tokens: int, longest: int) -> ChainPasses:
+        attention = self._paged(model.config, model.embedding.dtype, num_tokens)
+        return CapturedChainPasses(model, attention)
+
+    def feature_chains(self, decoder: Eagle3Decoder, *, num_tokens: int) -> FeatureChains:
+        attention = self._paged(decoder.spec.decoder, decoder.embedding.dtype, num_tokens)
+        return CapturedFeatureChains(decoder, attention)
+
+    def _paged(self, spec: ModelSpec, dtype: torch.dtype, num_tokens: int) -> PagedAttention:
+        """Of a drafter whose chains are rows of pages, over new contexts."""
+        heads = Heads(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            page_size=BLOCK_SIZE,
+            dtype=dtype,
+            scale=spec.head_dim**-0.5,
+        )
+        num_slots = (num_pages(num_tokens) + 1) * BLOCK_SIZE
+        flash = self._flash.of(heads, dtype, num_slots, may_fail=True)
+        context = torch_context(
+            spec, num_tokens, dtype=dtype, device=self.device, num_spare_pages=1 if flash else 0
+        )
+        cache = context.cache
+        if flash is not None:
+            eager = FlashAttention(flash, cache, heads)
+            return PagedAttention(context, eager, FlashGraphs(flash, cache, heads))
+        eager = TorchAttention(cache, num_heads=spec.num_heads, deterministic=False)
+        return PagedAttention(context, eager, PaddedGraphs(cache, num_heads=spec.num_heads))
 
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
         decoder, dtype = backbone.spec.decoder, backbone.embedding.dtype

@@ -84,8 +84,7 @@ def fill_edits(
         state = row.state
         if state.penalties is not None:
             _fill_penalties(tables, place, state, state.penalties)
-            if row.drafted:
-                _fill_path(tables, place, start, row.drafted, state.penalties)
+            _fill_path(tables, place, start, row.drafted, state.penalties)
         if state.has_bias:
             _fill_row(tables.bias_ids[place], state.bias_ids)
             _fill_row(tables.bias_values[place], state.bias_values)
@@ -117,8 +116,11 @@ def _fill_path(
     penalties: PenaltyState,
 ) -> None:
     ids, counts = tables.path_ids, tables.path_counts
-    # What repeats where no token was drafted before: an entry that is written already, or nothing.
+    # Where no token was drafted before: an entry that is written already, or nothing. Whatever
+    # comes from another row would undo what that token was penalised by.
     ids[start], counts[start] = tables.seen_ids[row, 0], tables.seen_counts[row, 0]
+    if not drafted:
+        return
     size = ids.shape[1]
     generated: dict[int, int] = {}
     entries: list[tuple[list[int], list[int]]] = []

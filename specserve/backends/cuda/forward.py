@@ -73,11 +73,11 @@ class CapturedForward:
         self.num_computed = len(token_ids)
         return self._plain.run(token_ids, taps)
 
-    def _make(self, key: _Key) -> "_PaddedForward":
-        return _PaddedForward(self._model, self._attention.make(key.shape), key.taps)
+    def _make(self, key: _Key) -> "PaddedForward":
+        return PaddedForward(self._model, self._attention.make(key.shape), key.taps)
 
 
-class _PaddedForward:
+class PaddedForward:
     """What is captured: a forward of one shape."""
 
     def __init__(

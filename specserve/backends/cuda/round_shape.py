@@ -17,10 +17,19 @@ from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 
-MOST_LOGITS = 1 << 22  # padded; kernels of more take longer than beginning them does
+# Padded. Kernels of more take longer than all of a round's take to be begun: 64 rows of the largest
+# vocabularies are fewer. With top_p all of them are sorted, which the reference need not do.
+MOST_LOGITS, _MOST_SORTED = 1 << 24, 1 << 22
 # Distinct tokens of a row with penalties. Few sizes: each is another graph.
 SEEN_SIZES = (64, 512, 4096, 16384)
 MOST_SEEN_IN_ALL = 1 << 20  # padded, of all rows
+# The same of what else requests ask for: a graph holds all that is up to its size, and whoever asks
+# for what nobody asked for before makes everybody wait for a capture.
+_TOP_K_SIZES = (64, 1024)
+_PATH_SIZES = (4, 16)
+_BIAS_SIZES = (16, 512)
+_FORBIDDEN_SIZES = (4, 64)
+_TOP_SIZES = (5, 20)  # alternatives of log probabilities
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +46,7 @@ class Cuts(NamedTuple):
         if not cut:
             return None
         max_top_k = max(params.top_k for params in cut)
-        return cls(padded(max_top_k) if max_top_k else 0, any(params.top_p < 1 for params in cut))
+        return cls(_size(max_top_k, _TOP_K_SIZES), any(params.top_p < 1 for params in cut))
 
 
 class EditSizes(NamedTuple):
@@ -57,10 +66,13 @@ class EditSizes(NamedTuple):
         penalised = [row for row in edited if row.state.penalties is not None]
         masked = [len(row.drafted) + 1 for row in edited if row.state.grammar is not None]
         return cls(
-            num_seen=_seen_size(max(map(_num_seen, penalised))) if penalised else 0,
-            num_path=_padded(max((len(row.drafted) for row in penalised), default=0)),
-            num_biases=_padded(max(len(row.state.bias_ids) for row in edited)),
-            num_forbidden=_padded(max(len(row.state.forbidden_ids) for row in edited)),
+            # One that has seen nothing yet has a table, too.
+            num_seen=_size(max(1, *map(_num_seen, penalised)), SEEN_SIZES) if penalised else 0,
+            num_path=_size(max((len(row.drafted) for row in penalised), default=0), _PATH_SIZES),
+            num_biases=_size(max(len(row.state.bias_ids) for row in edited), _BIAS_SIZES),
+            num_forbidden=_size(
+                max(len(row.state.forbidden_ids) for row in edited), _FORBIDDEN_SIZES
+            ),
             num_masks=bucket_of(sum(masked)) if masked else 0,
         )
 
@@ -103,13 +115,15 @@ class RoundShape(NamedTuple):
             cuts=Cuts.of(states),
             edits=EditSizes.of(rows),
             num_listed=bucket_of(sum(len(row.drafted) + 1 for row in asking)) if asking else 0,
-            num_top=min(_padded(most_top), logits.shape[1]),
+            num_top=min(_size(most_top, _TOP_SIZES), logits.shape[1]),
         )
 
     def why_not(self) -> str:
         """The limit that rounds of this shape pass, in words; empty where there is a graph."""
-        if self.num_logits * self.vocab_size > MOST_LOGITS:
-            return f"more than {MOST_LOGITS} logits a round"
+        is_sorted = self.cuts is not None and self.cuts.any_top_p
+        most = min(MOST_LOGITS, _MOST_SORTED) if is_sorted else MOST_LOGITS
+        if self.num_logits * self.vocab_size > most:
+            return f"more than {most} logits a round{' with top_p' * is_sorted}"
         num_seen = 0 if self.edits is None else self.edits.num_seen
         if num_seen > SEEN_SIZES[-1]:
             return f"penalties of a row that has seen more than {SEEN_SIZES[-1]} distinct tokens"
@@ -128,9 +142,6 @@ def _num_seen(row: RowToVerify) -> int:
     return 0 if row.state.penalties is None else len(row.state.penalties.ids)
 
 
-def _seen_size(count: int) -> int:
-    return next((size for size in SEEN_SIZES if count <= size), padded(count))
-
-
-def _padded(count: int) -> int:
-    return padded(count) if count else 0
+def _size(count: int, sizes: Sequence[int]) -> int:
+    """0 for none, else the least of `sizes` that holds so many; a power of two beyond the last."""
+    return next((size for size in (0, *sizes) if count <= size), padded(count))

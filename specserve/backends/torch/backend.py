@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity
 from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.backends.torch.chain_passes import TorchChainPasses
+from specserve.backends.torch.feature_chains import TorchFeatureChains
 from specserve.backends.torch.forward import TorchForward
 from specserve.backends.torch.parts import TorchParts
 from specserve.backends.torch.verification import verified
@@ -17,6 +18,8 @@ from specserve.drafters.backbone import Backbone
 from specserve.drafters.block_passes import BlockPasses
 from specserve.drafters.chain_passes import ChainPasses
 from specserve.drafters.context import torch_context
+from specserve.drafters.eagle3 import Eagle3Decoder
+from specserve.drafters.feature_chains import FeatureChains
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.models.forward import Forward
 from specserve.models.parts import LayerParts
@@ -93,6 +96,12 @@ class TorchBackend:
             model.config, num_tokens, dtype=model.embedding.dtype, device=self.device
         )
         return TorchChainPasses(model, context)
+
+    def feature_chains(self, decoder: Eagle3Decoder, *, num_tokens: int) -> FeatureChains:
+        context = torch_context(
+            decoder.spec.decoder, num_tokens, dtype=decoder.embedding.dtype, device=self.device
+        )
+        return TorchFeatureChains(decoder, context)
 
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
         context = torch_context(

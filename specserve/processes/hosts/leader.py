@@ -21,6 +21,7 @@ from specserve.processes.hosts.messages import (
     AskedToStop,
     FromHost,
     Hello,
+    HostFails,
     HostIsReady,
     Leaves,
     ServiceEnds,
@@ -126,6 +127,9 @@ class Leader(HostLinks):
             return
         self._strangers.remove(lines)
         (peer,) = known
+        if peer.lines is not None:
+            anew = "was started again, and the later launch has taken its place"
+            peer.lines.send(HostFails(detail=f"{peer.name} {anew}"))
         self._disconnect(peer)
         if peer.is_gone:
             log.info("%s is back", peer.name)

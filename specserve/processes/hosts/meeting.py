@@ -139,7 +139,7 @@ def _gather(
             remind_s += _REMIND_S
         arrived = process.next(min(remind_s, deadline_s))
         if isinstance(arrived, Arrived):
-            _admit(process, there, arrived)
+            _admit(process, there, arrived, wish.nnodes)
     facts = tuple(there[rank][1] for rank in range(wish.nnodes))
     for visit, _ in there.values():
         if visit:
@@ -148,23 +148,34 @@ def _gather(
 
 
 def _admit(
-    process: RendezvousProcess, there: dict[int, tuple[str, HostFacts]], arrived: Arrived
+    process: RendezvousProcess,
+    there: dict[int, tuple[str, HostFacts]],
+    arrived: Arrived,
+    nnodes: int,
 ) -> None:
-    """Remember one that has come, or refuse it; the last one of a rank counts.
+    """Remember one that has come, or refuse it; the last one of a rank and a machine counts.
 
-    One that came before may have been stopped and started again with better settings.
+    One that came before may have been stopped and started again with better settings; if it is
+    there still, it hears that another one has taken its rank.
     """
     facts, rank = arrived.facts, arrived.facts.node_rank
     error = objection(there[0][1], facts)
     known = there.get(rank)
-    if known is not None and known[1].address != facts.address:
+    if rank >= nnodes:
+        problem = f"{rank} is not below topology.nnodes, {nnodes}"
+        error = error or InvalidField("topology.node_rank", problem)
+    elif known is not None and (rank == 0 or known[1].address != facts.address):
         problem = f"{rank} is that of {known[1].address} already, not of {facts.address}, too"
         error = error or InvalidField("topology.node_rank", f"{problem}; type another one")
-    if error is None:
-        log.info("%s has come", facts.name)
-        there[rank] = arrived.visit, facts
-    else:
+    if error is not None:
         _refuse(process, arrived.visit, facts, error)
+        return
+    if known is not None:
+        problem = f"{rank} was taken over by a later launch on {facts.address}"
+        taken = InvalidField("topology.node_rank", f"{problem}; type another one")
+        _refuse(process, known[0], known[1], taken)
+    log.info("%s has come", facts.name)
+    there[rank] = arrived.visit, facts
 
 
 def _refuse(

@@ -7,6 +7,7 @@ text, and whoever reaches its port may have put it there.
 
 import datetime
 import logging
+import re
 import secrets
 import time
 
@@ -19,7 +20,8 @@ from specserve.settings.hosts import HostFacts
 
 VISITS = "visits"  # a key with a line for each that came
 _LOOK_S = 0.1  # between looks
-_MOST_BYTES = 1 << 20  # of what a machine says of itself
+_MOST_BYTES = 1 << 16  # of what a machine says of itself
+_VISIT = re.compile(r"[0-9a-f]{16}")  # as `ask` makes them
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def hold(lines: Lines[ToMeeting], store: TCPStore) -> None:
             continue
         visits = store.get(VISITS).decode(errors="replace").split()
         for visit in visits[num_seen:]:
-            facts = _decoded(store, f"facts/{visit}")
+            facts = _decoded(store, f"facts/{visit}") if _VISIT.fullmatch(visit) else None
             if facts is not None:
                 lines.send(Arrived(visit=visit, facts=facts))
         num_seen = len(visits)

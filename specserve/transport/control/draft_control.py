@@ -38,6 +38,10 @@ _MessageT = TypeVar("_MessageT")
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Identity = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[int, Meta(ge=1, lt=2**32)]
+Agreed = Annotated[  # what both sides have to have the same of, by its name, in words
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=256)]],
+    Meta(max_length=32),
+]
 
 
 # --- draft -> target leader ------------------------------------------------------------------
@@ -54,6 +58,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
     times: Annotated[tuple[DraftTime, ...], Meta(max_length=64)] = ()  # of its draft batches, ...
     enter_s: Seconds = 0.0  # ... and of what was verified, until it is in a context
     repetition: Count = 0  # how often this life has said so before
+    agreed: Agreed = {}  # where no launch of the target has started it
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, tag="wanted"):
@@ -109,7 +114,18 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
     streams: list[Identity]
 
 
-ToDraft = Attached | Context | SamplingParameters | Free
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The draft may not attach: `problem` begins with the name of what it is refused for."""
+
+    problem: str
+    may_pass: bool = False  # nothing is wrong with the draft: another one has its place
+
+
+class Detached(msgspec.Struct, frozen=True, tag="detached"):
+    """The draft is unknown here, whatever it was told before: it has to attach anew."""
+
+
+ToDraft = Attached | Context | SamplingParameters | Free | Refused | Detached
 
 
 def feature_bytes(features: Floats) -> bytes:

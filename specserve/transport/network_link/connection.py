@@ -23,6 +23,8 @@ from specserve.transport.link.words import OwnWords
 from specserve.transport.network_link.wire import (
     CONTROL,
     FRAME,
+    HEARTBEAT_MS,
+    HEARTBEAT_TIMEOUT_MS,
     WORDS,
     WORDS_PERIOD_S,
     Words,
@@ -37,21 +39,35 @@ _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1000
 class TargetConnection:
     """A `DraftControl` and a `Channel` at once."""
 
-    def __init__(self, draft: int, find: Callable[[], str | None]) -> None:
-        """`find` says where the target listens, in zmq's words; None: not yet."""
+    def __init__(self, draft: int | bytes, find: Callable[[], str | None]) -> None:
+        """`find` says where the target listens, in zmq's words; None: not yet.
+
+        `draft`: its rank in the target's launch, or a name of its own where it belongs to none.
+        """
         self._find: Callable[[], str | None] | None = find
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        prepare(self._socket)
-        self._socket.setsockopt(zmq.ROUTING_ID, identity_of(draft))
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue without a target at its end
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+        self.socket = self._context.socket(zmq.DEALER)
+        prepare(self.socket)
+        identity = identity_of(draft) if isinstance(draft, int) else draft
+        self.socket.setsockopt(zmq.ROUTING_ID, identity)
+        if isinstance(draft, bytes):  # no launch ends both: a target may go without a word
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue without a target at its end
+        self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
         self._frames = deque[bytes]()
         self._messages: list[ToDraft] = []
         self._reader = FrameReader(msgspec.msgpack.Decoder(ToDraft))
         self._writer = FrameWriter()
         self.num_dropped = 0
+        self._fails_since_s: float | None = None  # nothing could be sent since
+
+    @property
+    def lost_s(self) -> float:
+        """For how long the target has not been there, or has read nothing."""
+        since_s = self._fails_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     # --- control messages -------------------------------------------------------------------
 
@@ -65,11 +81,14 @@ class TargetConnection:
         messages, self._messages = self._messages, []
         return messages
 
+    @property
+    def has_unread(self) -> bool:
+        """Of what has been taken off the socket."""
+        return bool(self._frames or self._messages)
+
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something arrives, at most `timeout_s`; True if something did."""
-        if self._frames or self._messages:
-            return True
-        return self._socket.poll(max(0, round(timeout_s * 1000))) != 0
+        return self.has_unread or self.socket.poll(max(0, round(timeout_s * 1000))) != 0
 
     def send(self, message: FromDraft) -> bool:
         """False: dropped, the target is not there, or reads too slowly."""
@@ -85,7 +104,7 @@ class TargetConnection:
 
     def close(self) -> None:
         """Send what is queued for at most 200 ms, then free the socket."""
-        self._socket.close()
+        self.socket.close()
         self._context.term()
 
     # --- frames -----------------------------------------------------------------------------
@@ -110,22 +129,25 @@ class TargetConnection:
 
     def _look_for_target(self) -> None:
         if self._find is not None and (place := self._find()) is not None:
-            self._socket.setsockopt(zmq.IPV6, int("[" in place))
-            self._socket.connect(place)
+            self.socket.setsockopt(zmq.IPV6, int("[" in place))
+            self.socket.connect(place)
             self._find = None
 
     def _send(self, kind: bytes, data: bytes) -> bool:
         try:
-            self._socket.send_multipart([kind, data], zmq.NOBLOCK)
+            self.socket.send_multipart([kind, data], zmq.NOBLOCK)
         except zmq.Again:
+            if self._fails_since_s is None:
+                self._fails_since_s = time.monotonic()
             return False
+        self._fails_since_s = None
         return True
 
     def _pump(self) -> None:
         for _ in range(_MOST_A_LOOK):
-            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            parts = self.socket.recv_multipart(zmq.NOBLOCK)
             if len(parts) != 2:
                 continue
             kind, data = parts
@@ -133,6 +155,13 @@ class TargetConnection:
                 self._frames.append(data)
             elif kind == CONTROL and (received := self._reader.open(data)) is not None:
                 self._messages.append(received.message)
+
+
+def wait_for_any(connections: Sequence[TargetConnection], timeout_s: float) -> None:
+    """Sleep until something arrives over one of them, at most `timeout_s`."""
+    if not any(each.has_unread for each in connections):
+        watched = [(each.socket, zmq.POLLIN) for each in connections]
+        zmq.zmq_poll(watched, max(0, round(timeout_s * 1000)))
 
 
 class ToldWords:

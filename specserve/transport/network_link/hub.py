@@ -8,13 +8,13 @@ arrives can raise.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import zmq
 
 from specserve.transport.control.control import FrameReader, FrameWriter, context_on
-from specserve.transport.control.draft_control import FromDraft, ToDraft
+from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import Frame
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.messages import DeviceArray
@@ -37,7 +37,7 @@ class Lane:
     """One draft process on another machine, as the target reads and tells it."""
 
     def __init__(self, hub: "DraftHub", draft: int) -> None:
-        self._hub = hub
+        self._hub, self._draft = hub, draft
         self._identity = identity_of(draft)
         self._frames = deque[bytes](maxlen=_MOST_KEPT)
         self._messages = deque[FromDraft](maxlen=_MOST_KEPT)
@@ -112,15 +112,24 @@ class Lane:
         if kind == FRAME:
             self._frames.append(data)
         elif kind == CONTROL and (received := self._reader.open(data)) is not None:
-            self._messages.append(received.message)
+            message = self._as_ours(received.message)
+            if isinstance(message, Attach):  # a word, too: those before it may have been dropped
+                self._words, self._heard_ns = Words(message.pid, 0), time.monotonic_ns()
+            self._messages.append(message)
         elif kind == WORDS and (words := Words.unpack(data)) is not None:
             self._words, self._heard_ns = words, time.monotonic_ns()
 
+    def _as_ours(self, message: FromDraft) -> FromDraft:
+        """As the target takes it."""
+        return message
+
 
 class DraftHub:
-    """Listens on one address, at a port of the system's choice."""
+    """Listens on one address, at a port of the system's choice if it is 0."""
 
-    def __init__(self, address: str, drafts: Sequence[int], cores: Sequence[int] = ()) -> None:
+    def __init__(
+        self, address: str, drafts: Sequence[int], cores: Sequence[int] = (), *, port: int = 0
+    ) -> None:
         """`drafts`: ranks of those on other machines. See `context_on` for `cores`.
 
         Raises zmq.ZMQError, an OSError of sorts, where it cannot listen.
@@ -131,21 +140,32 @@ class DraftHub:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # who is not there is told of
         self._socket.setsockopt(zmq.IPV6, int(":" in address))
-        self._socket.bind(place_of(address, 0))
+        self._socket.bind(place_of(address, port))
         self.place = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.lanes = {draft: Lane(self, draft) for draft in drafts}
+        self.lanes = self._make_lanes(drafts)
         self._by_identity = {identity_of(draft): lane for draft, lane in self.lanes.items()}
 
-    def pump(self) -> None:
-        """Hand what has arrived to its lanes."""
+    def _make_lanes(self, drafts: Sequence[int]) -> Mapping[int, Lane]:
+        return {draft: Lane(self, draft) for draft in drafts}
+
+    def pump(self) -> bool:
+        """Hand what has arrived to its lanes; False: more than a look takes is there."""
         for _ in range(_MOST_A_LOOK):
             if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return
+                return True
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
             # What a former connection has left has another identity by then.
             lane = self._by_identity.get(parts[0])
-            if lane is not None and len(parts) == 3:
+            if len(parts) != 3:
+                continue
+            if lane is None:
+                self._hear_stranger(*parts)
+            else:
                 lane.take(parts[1], parts[2])
+        return False
+
+    def _hear_stranger(self, identity: bytes, kind: bytes, data: bytes) -> None:
+        """Of whom no lane is."""
 
     def send(self, identity: bytes, kind: bytes, data: bytes) -> bool:
         if self._socket.closed:

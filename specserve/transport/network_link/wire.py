@@ -16,6 +16,8 @@ FRAME, CONTROL, WORDS = b"f", b"c", b"w"  # kinds, the first part of every messa
 QUEUED = 64  # messages that wait for the network
 UNREAD = 1024  # those that wait for their reader: in a long round, signs of life for 20 s
 WORDS_PERIOD_S = 0.02  # between two of an idle draft's
+# zmq's own, of drafts that belong to no launch: a machine that is gone ends no connection.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3000
 _WORDS = struct.Struct("<QQ")
 
 

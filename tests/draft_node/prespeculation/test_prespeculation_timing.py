@@ -2,6 +2,7 @@
 
 import pytest
 
+from draft_node.prespeculation import draft_batches
 from specserve.transport.link.messages import Report
 from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
@@ -366,17 +367,18 @@ def test_chains_without_confidences_are_as_long_as_there_is_time(target, method)
     pending_of(rounds, method=method)
     assert {length for push in rounds.finish() for length in push.lengths} == {3}  # no time is told
     rounds.pushes.clear()
-    pending_of(rounds, stream=2, method=method, round_latency_s=0.9)
+    pending_of(rounds, stream=2, method=method, round_latency_s=20)
     longest = max(length for push in rounds.finish() for length in push.lengths)
     assert longest == 9
 
 
-def test_who_has_confidences_stays_at_the_usual_length_where_nobody_may_look(target):
+def test_who_has_confidences_stays_at_the_usual_length_where_nobody_may_look(target, monkeypatch):
+    monkeypatch.setattr(draft_batches, "_TOKENS_PER_S", 0.1)  # passes pay, however slow they are
     options = {"usual_tokens": 3, "most_tokens": 5, "goes_beyond": True}
     for method, most in (("foreseeable", 3), ("coupled", 5)):
         drafter = language_model(target, gamma=9)
         drafter.probs_confidence = lambda slot, logits: logits.new_full(logits.shape[:2], 0.99)
         rounds = Rounds(drafter, draft_batch=2, fan_out=2, **options)
-        pending_of(rounds, method=method, round_latency_s=0.9)
+        pending_of(rounds, method=method, round_latency_s=20)
         lengths = [n for push in rounds.finish() for n in push.lengths if len(push.keys) > 1]
         assert max(lengths) == most

@@ -86,6 +86,27 @@ def test_what_must_be_called_is_forced(rig):
             client.generate(ASK, tools=[*TOOLS[:1], {"name": "f"}])
 
 
+def test_a_strict_function_is_one_over_the_wire(rig):
+    """Calls that the model decides on keep to its schema, of which a grammar has to be made."""
+    strict = Tool(name="weather", parameters=PARAMETERS, strict=True)
+    function = {"name": "weather", "parameters": PARAMETERS, "strict": True}
+    with Client(rig.address) as client:
+        for tools in ([strict, OURS[1]], [{"type": "function", "function": function}, TOOLS[1]]):
+            client.generate(ASK, tools=tools)
+            grammar = submitted(rig).grammar
+            assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "tools")
+            form = json.loads(grammar.text)["format"]
+            kept_to = [tag["content"]["json_schema"] for tag in form["tags"]]
+            assert form["type"] == "triggered_tags"
+            assert kept_to == [PARAMETERS | {"additionalProperties": False}, {"type": "object"}]
+        client.generate(ASK, tools=OURS)
+        assert submitted(rig).grammar is None
+        odd = {"properties": {"a": {"type": "strin"}}}
+        client.generate(ASK, tools=[OURS[0], Tool(name="odd", parameters=odd)])
+        with pytest.raises(InvalidField, match=r"^tools\[1\].parameters: cannot be used: .*strin"):
+            client.generate(ASK, tools=[OURS[0], Tool(name="odd", parameters=odd, strict=True)])
+
+
 def call_for(**fields: object):
     chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="fox")])
     request = pb.GenerateRequest(chat=chat, **fields)  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from specserve.types import Grammar, GrammarKind
 GOOD = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}', "good")
 SLOW = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 99991}', "slow")
 REFUSED = {
-    "no JSON": (GrammarKind.JSON_SCHEMA, "{", "cannot be used"),
+    "no JSON": (GrammarKind.JSON_SCHEMA, "{", "a schema is a JSON object, which .*truncated$"),
+    "true": (GrammarKind.JSON_SCHEMA, "true", "which this is not: Expected object, got bool$"),
     "no schema": (GrammarKind.JSON_SCHEMA, '{"type": "objet"}', "Invalid type: objet"),
     "unsupported": (GrammarKind.JSON_SCHEMA, '{"not": {}}', '"not".*"x-guidance"'),
     "no regex": (GrammarKind.REGEX, "(", "unclosed group$"),

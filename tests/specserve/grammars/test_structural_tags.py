@@ -46,6 +46,8 @@ FORMS = {
     "schema": (INTEGER, ["12"], ["x", "1.5"]),
     "style": (OBJECT, ['{"a": 1, "b": 2}'], ['{"a":1}', '{ "a": 1}']),
     "regex": ({"type": "regex", "pattern": "a/[b\\n]+"}, ["a/b\n"], ["a/", "ab"]),
+    # As other languages have to write it, and behind a backslash that is one.
+    "escaped slash": ({"type": "regex", "pattern": r"a\/b\\/[/]"}, ["a/b\\//"], [r"a\/b\//"]),
     "text": (TEXT, ["", "so <f> it <more> is\n"], []),
     "or": ({"type": "or", "elements": [const("a"), INTEGER]}, ["a", "5"], ["a5", ""]),
     "sequence": ({"type": "sequence", "elements": [const("a"), INTEGER]}, ["a5"], ["a", "5"]),
@@ -84,6 +86,16 @@ FORMS = {
         ["<f>=5</f>"],
         ["", "<f>=5</f>, <f>=5</f>"],
     ),
+}
+
+
+FORMS |= {
+    f"triggers within each other {triggers}": (
+        TRIGGERED | {"triggers": triggers},
+        ["so <f>=5</f> and <f>gx.", "<f>gx</f>"],
+        ["<f>=x</f>", "<f>h", "<f>g5."],
+    )
+    for triggers in (["<f", "<f>g"], ["<f>g", "<f>", "<f"])
 }
 
 

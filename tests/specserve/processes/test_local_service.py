@@ -151,3 +151,14 @@ def test_a_models_own_sampling_is_followed_unless_nobody_wants_it(tmp_path, wish
     words = ["--target", str(folder), "--generation-config", wish, "--speculation", "off"]
     with local_service([*words, *UNPINNED]) as address, Client(address) as client:
         assert client.model_info().default_sampling == expected
+
+
+def test_an_end_is_told_unless_it_was_wished():
+    told: list[str] = []
+    is_left = threading.Event()
+    with subprocess.Popen(["true"]) as process:
+        module._tell_end(process, is_left, lambda: told.append("ended"))
+        assert told == ["ended"]
+        is_left.set()
+        module._tell_end(process, is_left, lambda: told.append("again"))
+    assert told == ["ended"]

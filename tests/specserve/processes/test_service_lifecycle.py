@@ -190,7 +190,7 @@ def test_an_error_of_a_bad_start_stands_last_and_alone(embedded_target, tmp_path
         assert ended.returncode == 2
         return ended.stdout.splitlines()
 
-    for flags, num_lines in (((), (10, 20)), (("--show-config",), (35, 60))):
+    for flags, num_lines in (((), (10, 20)), (("--show-config",), (35, 80))):
         *told, blank, error = lines("--log-level", "warning", *flags)
         assert num_lines[0] < len(told) < num_lines[1]
         assert blank.strip() == ""

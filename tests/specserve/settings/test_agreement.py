@@ -72,6 +72,17 @@ def test_a_setting_that_differs_is_named(folder: Path, other: Config, field: str
     assert told in found.problem
 
 
+def test_what_strangers_say_stays_on_one_short_line(folder: Path):
+    own, other = (facts(rank, config_of(), folder) for rank in (0, 1))
+    for key in ("specserve", "topology.topology"):
+        said = msgspec.structs.replace(other, agreed=other.agreed | {key: "\x1b[2J\n" * 1000})
+        found = objection(own, said)
+        assert found is not None
+        assert found.field == key
+        assert found.problem.isprintable()
+        assert len(found.problem) < 600
+
+
 def test_another_device_is_told(folder: Path):
     found = objection(facts(0, config_of(), folder, "cuda"), facts(1, config_of(), folder))
     assert found is not None

@@ -39,7 +39,21 @@ def test_one_machine_and_several_are_fine():
     check_hosts(topology(node_rank=1, spread="1+0,1+0"))
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:70000", "host:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:70000",
+        "host:x",
+        "[::1:1",
+        "::1]:1",
+        "host:\u0661",
+    ],
+)
 def test_what_is_no_place_is_refused(text):
     with pytest.raises(InvalidField, match=r"is not of the form HOST:PORT, such as 10\.0\.0\.1"):
         find_place(topology(text))
@@ -61,14 +75,22 @@ def test_loopback_needs_no_word(host):
     assert find_place(topology(f"{host}:29400")).is_loopback
 
 
-def test_every_address_is_none_to_meet_at():
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[::ffff:0.0.0.0]"])
+def test_every_address_is_none_to_meet_at(host):
     with pytest.raises(InvalidField, match="is every address; type the one that the others reach"):
-        find_place(topology("0.0.0.0:29400", private_network=True))
+        find_place(topology(f"{host}:29400", private_network=True))
 
 
-def test_a_name_that_leads_nowhere_is_told():
-    with pytest.raises(Unsupported, match=r"topology\.rendezvous: nowhere\.invalid has no address"):
-        find_place(topology("nowhere.invalid:29400"))
+def test_an_address_of_one_cable_is_none_to_meet_at():
+    with pytest.raises(InvalidField, match=r"of one cable.*; type one that all nodes reach"):
+        find_place(topology("[fe80::1%lo]:29400", private_network=True))
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b", "x" * 70, "a\0b"])
+def test_a_name_that_leads_nowhere_is_told(host):
+    with pytest.raises(Unsupported) as caught:
+        find_place(topology(f"{host}:29400"))
+    assert str(caught.value).startswith(f"topology.rendezvous: {host} has no address: ")
 
 
 def test_only_node_0_can_listen_at_the_place_and_nobody_else_beside_it():

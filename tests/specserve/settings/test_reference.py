@@ -50,6 +50,7 @@ VALUES: dict[str, Any] = {
     "topology.node_rank": 1,
     "topology.rendezvous": "10.0.0.1:29400",
     "topology.spread": "1+0,0+1",
+    "topology.draft_address": "127.0.0.1:7500",
     "topology.private_network": True,
     "topology.rendezvous_timeout_s": 60.0,
     "topology.node_timeout_s": 2.5,

@@ -5,6 +5,7 @@ SmolLM2 takes digits one by one, so lines with several spaces before a digit dif
 those; with the file's own way they do not.
 """
 
+import asyncio
 import itertools
 import re
 import sysconfig
@@ -112,7 +113,7 @@ def test_ten_thousand_lines_have_the_ids_of_transformers(file, theirs):
 def test_chats_are_rendered_as_by_transformers(file, theirs, chat):
     tokenizer = TextTokenizer(file)
     try:
-        ours = tokenizer._encode_chat([ChatMessage(*turn) for turn in chat])
+        ours = asyncio.run(tokenizer.encode_chat([ChatMessage(*turn) for turn in chat]))
     finally:
         tokenizer.close()
     turns = [{"role": role, "content": content} for role, content in chat]

@@ -274,6 +274,19 @@ def test_one_with_drafts_alone_may_come_back(machines, caplog):
     assert list(made.leader.events) == [HostReady(name="node 1 (127.0.0.9)")]
 
 
+def test_one_that_is_started_again_on_its_machine_is_told_to_the_earlier_launch(machines):
+    made = machines("target", "draft")
+    made.until(lambda: is_connected(made, 1))
+    earlier, made.members[1] = made.members[1], made.join(1)
+    made.until(lambda: earlier.events, earlier, made.leader, made.members[1])
+    (ended,) = earlier.events
+    assert isinstance(ended, HostEnded)
+    assert ended.detail.startswith("node 1 (127.0.0.1) was started again, and the later launch has")
+    assert is_connected(made, 1)
+    assert not made.leader.events
+    earlier.close()
+
+
 def test_one_with_ranks_cannot_be_replaced(machines):
     answer = come(machines("target", "target"), 1)
     assert answer.code == "FAILED_PRECONDITION"

@@ -28,6 +28,15 @@ from specserve.settings.hosts import Place
 from tests.specserve.processes.hosts.machines import MACHINE, MetByHand, facts_of
 
 HOST = "127.0.0.2"
+# By visit, what no launch says; a line of it that node 0 could not read would end the meeting.
+STRAY = {
+    "a" * 16: "{",
+    "b" * 16: msgspec.json.encode(facts_of(9, x="y" * 5000)).decode(),
+    "c" * 16: msgspec.json.encode(facts_of(9, address="x\x1b[2J")).decode(),
+    "d" * 16: msgspec.json.encode(facts_of(-1)).decode(),
+    "e" * 16: " " * (1 << 20),
+    "7" * 100: msgspec.json.encode(facts_of(9)).decode(),
+}
 
 
 def wish(nnodes: int = 3, timeout_s: float = 20.0, **fields) -> TopologyConfig:
@@ -113,9 +122,23 @@ def test_a_rank_is_that_of_one_machine(by_hand: MetByHand):
         problem = f"topology.node_rank: {rank} is that of {taken} already, not of 10.0.0.3, too"
         assert found[visit].error == f"{problem}; type another one"
     come(by_hand, "d", 1, "10.0.0.2")  # started again: the later one is there
+    found = answers(by_hand, 1)  # where the earlier one is, too, it does not wait in vain
+    assert found["a"].error.startswith("topology.node_rank: 1 was taken over by a later launch on")
     come(by_hand, "e", 2, "10.0.0.3")
     assert set(answers(by_hand, 2)) == {"d", "e"}
     gathered()
+
+
+def test_nobody_takes_a_rank_that_is_none_or_that_of_node_0(by_hand: MetByHand):
+    gathered = in_thread(lambda: _gather(by_hand, wish(2), facts_of(0), "token"))
+    come(by_hand, "a", 2)
+    come(by_hand, "b", 0)
+    found = answers(by_hand, 2)
+    assert found["a"].error == "topology.node_rank: 2 is not below topology.nnodes, 2"
+    assert found["b"].error.startswith("topology.node_rank: 0 is that of 127.0.0.1 already")
+    come(by_hand, "c", 1)
+    assert answers(by_hand, 1)["c"].error == ""
+    assert [each.supervisor_port for each in gathered()] == [0, 0]
 
 
 def test_who_does_not_come_is_named_to_all_that_have(by_hand: MetByHand):
@@ -180,8 +203,10 @@ def test_what_is_said_in_the_store_reaches_node_0_and_its_answer_whom_it_is_for(
     assert {each.facts.node_rank for each in arrived} == {1, 2}
     # Somebody else's line, and one that leads nowhere, are no arrivals.
     stray = store_module.open_store(Meet(**place, facts=facts_of(3)))
-    stray.set("facts/bad", "{")
-    stray.append(store_module.VISITS, "bad\n\nnowhere\n")
+    for visit, said in STRAY.items():
+        stray.set(f"facts/{visit}", said)
+        stray.append(store_module.VISITS, f"{visit}\n\n")
+    stray.append(store_module.VISITS, f"{'f' * 16}\n")
     for each in arrived:
         rank = each.facts.node_rank
         first.lines.send(Answer(visit=each.visit, token=str(rank)))
