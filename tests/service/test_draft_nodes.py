@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 REQUESTS = varied(seeded_requests(40, seed=23))[:12]
 COMMON = ("--oversubscribe", "--set", "model.max_model_len=512")
+MOST_TURNS = 10
 BACK_S = 60.0  # for a process to start on a machine with much to do
 
 
@@ -25,17 +26,26 @@ def draft_node(*places: str, flags: Sequence[str] = ()) -> Launched:
 
 
 class Pair:
-    """Two services with room for one draft node each, and that node."""
+    """Two services with room for so many draft nodes each, and these."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
         self.places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.services = [self.serve(place) for place in self.places]
-        self.node = draft_node(*self.places)
+        self.nodes = [draft_node(*self.places) for _ in range(num_nodes)]
         self.watches = [DraftWatch(each.address()) for each in self.services]
 
     def serve(self, place: str) -> Launched:
-        mode = ("--topology", "1+1", "--speculation", "async", "--draft-address", place)
+        topology = f"1+{self._num_nodes}"
+        mode = ("--topology", topology, "--speculation", "async", "--draft-address", place)
         return Launched(*COMMON, *mode)
+
+    def have_attached(self, num_nodes: int) -> bool:
+        """Whether both services come to have so many."""
+        return all(
+            eventually(lambda w=watch: w.statistics().num_drafts_attached == num_nodes, BACK_S)
+            for watch in self.watches
+        )
 
     def run_both(self) -> list[list[Outcome]]:
         with ThreadPoolExecutor(2) as pool:
@@ -46,12 +56,13 @@ class Pair:
         return run(service.address(), REQUESTS, concurrency=4)
 
     def draft_pid(self) -> int:
-        return draft_pids(self.node.process.pid)[0]
+        """Of the last node."""
+        return draft_pids(self.nodes[-1].process.pid)[0]
 
     def close(self) -> None:
         for watch in self.watches:
             watch.close()
-        for each in (self.node, *self.services):
+        for each in (*self.nodes, *self.services):
             kill(each)
 
 
@@ -68,8 +79,8 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(request.param)
     yield made
     made.close()
 
@@ -78,41 +89,54 @@ def accepted(watch: DraftWatch) -> int:
     return watch.statistics().num_accepted_tokens
 
 
+def are_drafted_for(pair: Pair, plain: list[Outcome]) -> bool:
+    """Whether both services have the texts of `plain`, and accept tokens of drafts meanwhile.
+
+    On a busy machine most drafts are late: both are asked until some were not.
+    """
+    before = [accepted(watch) for watch in pair.watches]
+    for _ in range(MOST_TURNS):
+        if [differing(plain, found) for found in pair.run_both()] != [[], []]:
+            return False
+        if all(now > then for now, then in zip(map(accepted, pair.watches), before, strict=True)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("pair", [1], indirect=True, ids=["one node"])
 def test_two_services_share_a_draft_that_dies_and_comes_back(pair: Pair, service: str):
     plain = run(service, undrafted(REQUESTS), concurrency=8)
     for watch in pair.watches:
         assert watch.wait_until_serving()
-    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    assert min(accepted(watch) for watch in pair.watches) > 0
+    assert are_drafted_for(pair, plain)
     other = draft_node(*pair.places, flags=["--drafter", "ngram"])
     assert other.exit_code() == 2
     assert "speculation.drafter: ngram on the draft node" in other.lines[-1]
     kill(other)
     os.kill(pair.draft_pid(), signal.SIGKILL)
     assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    for watch in pair.watches:  # its supervisor has started it again
-        assert eventually(lambda watch=watch: watch.statistics().num_drafts_attached == 1, BACK_S)
-    before = [accepted(watch) for watch in pair.watches]
-    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    assert all(now > then for now, then in zip(map(accepted, pair.watches), before, strict=True))
+    assert pair.have_attached(1)  # its supervisor has started it again
+    assert are_drafted_for(pair, plain)
 
 
-def test_a_service_that_dies_disturbs_no_other_and_comes_back(pair: Pair, service: str):
+@pytest.mark.parametrize("pair", [2], indirect=True, ids=["two nodes"])
+def test_a_node_or_a_service_that_dies_leaves_its_work_to_the_others(pair: Pair, service: str):
     plain = run(service, undrafted(REQUESTS), concurrency=8)
-    for watch in pair.watches:
-        assert watch.wait_until_serving()
+    assert pair.have_attached(2)
+    assert are_drafted_for(pair, plain)
+    kill(pair.nodes.pop(0))
+    assert pair.have_attached(1)
+    assert are_drafted_for(pair, plain)
     first, second = pair.services
     pid = pair.draft_pid()
     kill(first)
-    before = accepted(pair.watches[1])
     assert differing(plain, pair._run(second)) == []
-    assert accepted(pair.watches[1]) > before
     pair.watches[0].close()
     pair.services[0] = pair.serve(pair.places[0])
     pair.watches[0] = DraftWatch(pair.services[0].address())
-    assert pair.watches[0].wait_until_serving(BACK_S)
-    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    assert accepted(pair.watches[0]) > 0
+    assert pair.have_attached(1)
+    assert are_drafted_for(pair, plain)
     assert pair.draft_pid() == pid  # the same all along
-    pair.node.process.send_signal(signal.SIGTERM)
-    assert pair.node.exit_code() == 0
+    (node,) = pair.nodes
+    node.process.send_signal(signal.SIGTERM)
+    assert node.exit_code() == 0
