@@ -99,7 +99,8 @@ def missing_hosts(there: Sequence[HostFacts], nnodes: int) -> str:
 
 def _in_words(key: str, ours: str, theirs: str, first: str, other: str) -> str:
     if key in _VERSIONS:
-        problem = f"{_shown(theirs)} is installed on {other}, {ours} on {first}"
+        there = "none" if theirs == "None" else _shown(theirs)
+        problem = f"{there} is installed on {other}, {ours} on {first}"
         return f"{problem}; install the same on both"
     if key in _FILES and {"None", NGRAM}.isdisjoint({ours, theirs}):
         problem = f"the files on {other} are not those on {first}"

@@ -133,4 +133,4 @@ def test_what_both_go_by_is_told_apart_by_name(tmp_path: Path):
     assert str(difference(ours, other, "here", "there")).startswith("model.target: the files on")
     wider = agreed_with_drafts(folder, wish, feature_size=8, gamma=4)
     assert "feature_size: 8 on there, 0 on here" in str(difference(other, wider, "here", "there"))
-    assert "specserve: None is installed" in str(difference(ours, {}, "here", "there"))
+    assert "specserve: none is installed" in str(difference(ours, {}, "here", "there"))

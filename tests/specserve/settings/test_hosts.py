@@ -82,7 +82,7 @@ def test_every_address_is_none_to_meet_at(host):
 
 
 def test_an_address_of_one_cable_is_none_to_meet_at():
-    with pytest.raises(InvalidField, match=r"of one cable.*; type one that all nodes reach"):
+    with pytest.raises(InvalidField, match=r"of one cable.*; type one that all others reach"):
         find_place(topology("[fe80::1%lo]:29400", private_network=True))
 
 

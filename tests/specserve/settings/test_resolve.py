@@ -35,7 +35,7 @@ def test_nothing_is_left_undecided_on_cpu():
     files = {"server.api_key_file", "server.tls_cert", "server.tls_key"}
     optional = {"model.ballast", "telemetry.otlp_endpoint"} | files
     optional |= {f"speculation.{key}" for key in wishes}
-    optional |= {"topology.rendezvous", "topology.spread"}  # of several nodes
+    optional |= {"topology.rendezvous", "topology.spread", "topology.draft_address"}  # elsewhere
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__
