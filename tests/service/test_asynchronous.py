@@ -154,8 +154,7 @@ def test_equal_while_drafts_are_killed_stopped_and_lied_to(
     assert total.num_hits > 20
     assert damage.is_complete(**schedule), damage
     assert (damage.num_unnoticed, damage.num_never_back) == (0, 0)
-    # On a busy machine one may be taken for silence before its end is seen.
-    assert 0 < len(damage.kills_logged_s) <= len(damage.kills_noticed_s)
+    assert len(damage.kills_logged_s) == len(damage.kills_noticed_s) > 0
     assert "dropped malformed link frame" in launched.output
 
 
