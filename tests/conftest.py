@@ -78,6 +78,16 @@ def _same_draws_in_every_run() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _environment_as_before() -> Iterator[None]:
+    """What the code under test sets for its own process is no business of the next test's."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _no_litter() -> Iterator[None]:
     """A test that leaves a process or shared memory behind fails."""
     with left_behind():

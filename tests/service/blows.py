@@ -144,8 +144,8 @@ class Chaos:
         _send(pid, signal.SIGKILL)
         self.damage.num_kills += 1
         if was_serving and self._is_noticed(self.damage.kills_noticed_s, since_s):
-            eventually(lambda: logged_end(self._lines[num_lines:], since) is not None, 5)
-            seconds = logged_end(self._lines[num_lines:], since)
+            eventually(lambda: logged_loss(self._lines[num_lines:], since) is not None, 5)
+            seconds = logged_loss(self._lines[num_lines:], since)
             if seconds is not None:
                 self.damage.kills_logged_s.append(seconds)
             self._await_return(since_s)
@@ -185,11 +185,14 @@ class Chaos:
             self.damage.num_never_back += 1
 
 
-def logged_end(lines: Sequence[str], since: datetime) -> float | None:
-    """Seconds from `since` to the target's first line of a draft that has ended, within a day."""
+def logged_loss(lines: Sequence[str], since: datetime) -> float | None:
+    """Seconds from `since` to the target's first line of a draft that is lost, within a day.
+
+    A busy target may first hear of the silence, or of the draft's successor.
+    """
     since = since.replace(microsecond=since.microsecond // 1000 * 1000)  # as in lines
     for line in lines:
-        words = re.match(r"(\S+) W target 0: draft \d+ has ended", line)
+        words = re.match(r"(\S+) W target 0: draft \d+ .*; decoding goes on without it", line)
         if words:
             at = datetime.strptime(words[1], "%H:%M:%S.%f").time()
             return (datetime.combine(since, at) - since) / timedelta(seconds=1) % 86400

@@ -19,6 +19,7 @@ case "$1" in
     [ $manner = refuses ] && {{ echo "An instance of this daemon is already running"; exit 1; }}
     [ $manner = hangs ] && while :; do sleep 0.1; done
     "$0" --daemon &
+    [ $manner = dies ] && {{ wait; exit 0; }}
     while [ -e "$folder" ] && [ ! -e "$mine" ]; do sleep 0.01; done ;;
 --daemon)
     echo $$ > "$mine"
