@@ -19,6 +19,7 @@ from specserve.types import Distribution
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s {process}: %(message)s"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_BURST = 8  # lines of a `SparseLog` at once
 _TALKATIVE = ("grpc", "asyncio", "numba", "llvmlite")  # whose debug lines say nothing of a service
 
 
@@ -29,6 +30,40 @@ def setup_logging(process: str, level: str = "info") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.root.level))
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """What somebody else has said, as a log may hold it: no line of its own, and no end of them."""
+    return (text if text.isprintable() else repr(text)[1:-1])[:most]
+
+
+class SparseLog:
+    """Lines that others can bring about, as often as they like: some at once, then one a second.
+
+    Those left out are counted.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._left, self._at_s = float(_BURST), time.monotonic()  # how many may be written
+        self._num_untold = 0
+
+    def log(self, level: int, text: str) -> bool:
+        """Whether it was written."""
+        now_s = time.monotonic()
+        self._left = min(_BURST, self._left + now_s - self._at_s)
+        self._at_s = now_s
+        if self._left < 1:
+            self._num_untold += 1
+            return False
+        more = f" (and {self._num_untold} like it before)" if self._num_untold else ""
+        self._log.log(level, "%s%s", one_line(text), more)
+        self._left, self._num_untold = self._left - 1, 0
+        return True
+
+    def warning(self, text: str) -> bool:
+        """Whether it was written."""
+        return self.log(logging.WARNING, text)
 
 
 class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):

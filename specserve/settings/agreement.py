@@ -19,6 +19,7 @@ from specserve.errors import InvalidField
 from specserve.settings.config import Config, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 from specserve.settings.hosts import HostFacts
+from specserve.telemetry import one_line
 
 # Read by somebody who computes; not readme files, nor what version control keeps.
 _SUFFIXES = frozenset({".json", ".jinja", ".safetensors", ".gguf", ".model"})
@@ -115,7 +116,7 @@ def _shown(value: str) -> str:
     """On one line, whoever has said it."""
     if value == "None":
         return "not set"
-    return (value if value.isprintable() else repr(value))[:_MOST_SHOWN]
+    return one_line(value, _MOST_SHOWN)
 
 
 def _mark(key: str, path: Path) -> str:

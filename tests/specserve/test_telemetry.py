@@ -1,12 +1,13 @@
 """Spans and round records."""
 
+import logging
 import subprocess
 import sys
 import time
 
 import pytest
 
-from specserve.telemetry import RoundLog, Tally
+from specserve.telemetry import RoundLog, SparseLog, Tally, one_line
 from specserve.types import Distribution
 
 
@@ -61,3 +62,26 @@ for name in ("specserve.api", "grpc._cython.cygrpc", "numba.core.ssa"):
     assert found.count("a detail") == (level == "debug")
     assert found.count("news") == 3 * (level == "debug")
     assert found.count("an error") == 3
+
+
+def test_what_strangers_bring_about_is_a_line_a_second(caplog, monkeypatch):
+    now_s = [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    sparse = SparseLog(logging.getLogger("any"))
+    assert [sparse.warning(f"no {number}") for number in range(11)] == [True] * 8 + [False] * 3
+    now_s[0] += 1.0
+    assert sparse.warning("no\nmore")
+    assert not sparse.warning("no")
+    now_s[0] += 100.0
+    assert [sparse.warning("%s") for _ in range(9)] == [True] * 8 + [False]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[7:10] == [
+        "no 7", "no\\nmore (and 3 like it before)", "%s (and 1 like it before)",
+    ]  # fmt: skip
+    assert len(lines) == 17
+
+
+def test_what_others_say_stays_on_one_line():
+    assert one_line("all is well") == "all is well"
+    assert one_line("a\nb\x1b[2J") == r"a\nb\x1b[2J"
+    assert len(one_line("\n" * 5000)) == 1000

@@ -32,6 +32,7 @@ import zmq.asyncio
 import zmq.utils.monitor
 
 from specserve.errors import Unavailable
+from specserve.telemetry import one_line
 from specserve.types import FromTarget, Hello, Load, Ready, ToTarget
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,12 @@ class FrameWriter:
 class FrameReader(Generic[_MessageT]):
     """Checks and decodes frames of one direction; counts what it had to drop."""
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[_MessageT]") -> None:
+    def __init__(
+        self, decoder: "msgspec.msgpack.Decoder[_MessageT]", most_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        """Frames beyond `most_bytes` are not even looked at."""
         self._decoder = decoder
+        self._most_bytes = most_bytes
         self._epoch: int | None = None
         self._next_sequence = 0
         self.num_malformed = 0
@@ -80,6 +85,8 @@ class FrameReader(Generic[_MessageT]):
         """The message in `frame`, or None if it is malformed."""
         if len(frame) < _HEADER_BYTES:
             return self._reject("shorter than its header")
+        if len(frame) > self._most_bytes:
+            return self._reject("longer than any that is sent here")
         body = memoryview(frame)[_CRC.size :]
         if zlib.crc32(body) != _CRC.unpack_from(frame)[0]:
             return self._reject("checksum differs")
@@ -97,7 +104,7 @@ class FrameReader(Generic[_MessageT]):
         self.num_malformed += 1
         # Powers of two only: a flood of garbage must not become a flood of log lines.
         if self.num_malformed & (self.num_malformed - 1) == 0:
-            log.warning("dropped malformed control frame %d: %s", self.num_malformed, why)
+            log.warning("dropped malformed control frame %d: %s", self.num_malformed, one_line(why))
 
 
 def _address(control_dir: Path, name: str) -> str:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # context comes in pieces
 HIGH_WATER_FRAMES = 64  # a draft that stalls holds up to this many of them in memory
+MAX_PROBLEM_CHARS = 4096  # of a refusal
 _RECONNECT_MS = 20  # a restarted draft has bound its socket anew; zmq would look every 100 ms
 
 _MessageT = TypeVar("_MessageT")
@@ -39,7 +40,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Identity = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[int, Meta(ge=1, lt=2**32)]
 Agreed = Annotated[  # what both sides have to have the same of, by its name, in words
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=256)]],
+    dict[Annotated[str, Meta(pattern=r"^[\w.]{1,64}\Z")], Annotated[str, Meta(max_length=256)]],
     Meta(max_length=32),
 ]
 
@@ -117,7 +118,7 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The draft may not attach: `problem` begins with the name of what it is refused for."""
 
-    problem: str
+    problem: Annotated[str, Meta(max_length=MAX_PROBLEM_CHARS)]
     may_pass: bool = False  # nothing is wrong with the draft: another one has its place
 
 

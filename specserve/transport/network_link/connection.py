@@ -6,7 +6,6 @@ here blocks but `wait`; nothing raises on input.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,14 +24,16 @@ from specserve.transport.network_link.wire import (
     FRAME,
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,
+    MOST_A_LOOK,
+    MOST_BYTES_A_LOOK,
     WORDS,
     WORDS_PERIOD_S,
+    WaitingFrames,
     Words,
     identity_of,
     prepare,
 )
 
-_MOST_A_LOOK = 256  # messages
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1000
 
 
@@ -56,7 +57,7 @@ class TargetConnection:
         self.socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue without a target at its end
         self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
-        self._frames = deque[bytes]()
+        self._frames = WaitingFrames()
         self._messages: list[ToDraft] = []
         self._reader = FrameReader(msgspec.msgpack.Decoder(ToDraft))
         self._writer = FrameWriter()
@@ -115,10 +116,11 @@ class TargetConnection:
         return self._send(FRAME, b"".join(parts))
 
     def read(self) -> Frame | None:
-        return None if self.is_empty() else Frame(bytearray(self._frames.popleft()))
+        return None if self.is_empty() else Frame(bytearray(self._frames.pop()))
 
     def is_empty(self) -> bool:
-        self._pump()
+        if not self._frames:  # or each frame that is read would let in a look's worth of others
+            self._pump()
         return not self._frames
 
     def drop(self) -> None:
@@ -144,10 +146,12 @@ class TargetConnection:
         return True
 
     def _pump(self) -> None:
-        for _ in range(_MOST_A_LOOK):
-            if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        num_bytes = 0
+        for _ in range(MOST_A_LOOK):
+            if num_bytes > MOST_BYTES_A_LOOK or not self._can_read():
                 return
             parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            num_bytes += sum(map(len, parts))
             if len(parts) != 2:
                 continue
             kind, data = parts
@@ -156,12 +160,23 @@ class TargetConnection:
             elif kind == CONTROL and (received := self._reader.open(data)) is not None:
                 self._messages.append(received.message)
 
+    def _can_read(self) -> bool:
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
 
 def wait_for_any(connections: Sequence[TargetConnection], timeout_s: float) -> None:
     """Sleep until something arrives over one of them, at most `timeout_s`."""
     if not any(each.has_unread for each in connections):
         watched = [(each.socket, zmq.POLLIN) for each in connections]
         zmq.zmq_poll(watched, max(0, round(timeout_s * 1000)))
+
+
+def close_all(connections: Sequence[TargetConnection]) -> None:
+    """As `TargetConnection.close` does, of all in the time of one that nobody reads."""
+    for each in connections:
+        each.socket.close()
+    for each in connections:
+        each.close()
 
 
 class ToldWords:

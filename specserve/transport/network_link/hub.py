@@ -21,29 +21,43 @@ from specserve.transport.link.messages import DeviceArray
 from specserve.transport.network_link.wire import (
     CONTROL,
     FRAME,
+    MOST_A_LOOK,
+    MOST_BYTES_A_LOOK,
+    MOST_CONTROL_TO_TARGET,
+    MOST_TO_TARGET,
     QUEUED,
     WORDS,
+    WaitingFrames,
     Words,
     identity_of,
     place_of,
     prepare,
 )
 
-_MOST_A_LOOK = 256  # messages: a flood must not keep the loop from its rounds
-_MOST_KEPT = 4 * QUEUED  # of a lane and kind; the oldest go first
+_MOST_KEPT = 4 * QUEUED  # control messages of a lane; the oldest go first
+# Introductions of a lane that are heard at once, and a second: each may be an epoch and two lines of
+# the log. Drafts say it again after a quarter of a second.
+_ATTACHES, _ATTACHES_PER_S = 4, 5
+
+
+def reader_of_drafts() -> FrameReader[FromDraft]:
+    """Of what one draft has to say."""
+    return FrameReader(msgspec.msgpack.Decoder(FromDraft), MOST_CONTROL_TO_TARGET)
 
 
 class Lane:
     """One draft process on another machine, as the target reads and tells it."""
 
-    def __init__(self, hub: "DraftHub", draft: int) -> None:
+    def __init__(self, hub: "DraftHub", draft: int, identity: bytes) -> None:
+        """`identity`: whose it is, as the socket knows its connection; empty: nobody's."""
         self._hub, self._draft = hub, draft
-        self._identity = identity_of(draft)
-        self._frames = deque[bytes](maxlen=_MOST_KEPT)
+        self.identity = identity
+        self._frames = WaitingFrames()
         self._messages = deque[FromDraft](maxlen=_MOST_KEPT)
-        self._reader = FrameReader(msgspec.msgpack.Decoder(FromDraft))
+        self._reader = reader_of_drafts()
         self._writer = FrameWriter()
         self._words, self._heard_ns = Words(0, 0), 0
+        self._attaches_left, self._attach_s = float(_ATTACHES), time.monotonic()
         self.num_dropped = 0
 
     # --- words ------------------------------------------------------------------------------
@@ -68,13 +82,14 @@ class Lane:
     def write(self, parts: Sequence[Part], device_part: Sequence[DeviceArray] = ()) -> bool:
         """False when the draft is not there, or its network lags."""
         assert not device_part, "a network carries host memory"
-        return self._hub.send(self._identity, FRAME, b"".join(parts))
+        return self._hub.send(self.identity, FRAME, b"".join(parts))
 
     def read(self) -> Frame | None:
-        return None if self.is_empty() else Frame(bytearray(self._frames.popleft()))
+        return None if self.is_empty() else Frame(bytearray(self._frames.pop()))
 
     def is_empty(self) -> bool:
-        self._hub.pump()
+        if not self._frames:  # or each frame that is read would let in a look's worth of others
+            self._hub.pump()
         return not self._frames
 
     def drop(self) -> None:
@@ -90,7 +105,7 @@ class Lane:
     def send(self, message: ToDraft) -> bool:
         """False: dropped."""
         frame = self._writer.seal(message)  # pyright: ignore[reportArgumentType]
-        if self._hub.send(self._identity, CONTROL, frame):
+        if self._hub.send(self.identity, CONTROL, frame):
             return True
         self.num_dropped += 1
         return False
@@ -113,11 +128,22 @@ class Lane:
             self._frames.append(data)
         elif kind == CONTROL and (received := self._reader.open(data)) is not None:
             message = self._as_ours(received.message)
-            if isinstance(message, Attach):  # a word, too: those before it may have been dropped
-                self._words, self._heard_ns = Words(message.pid, 0), time.monotonic_ns()
+            if isinstance(message, Attach) and not self._hear_introduction(message):
+                return
             self._messages.append(message)
         elif kind == WORDS and (words := Words.unpack(data)) is not None:
             self._words, self._heard_ns = words, time.monotonic_ns()
+
+    def _hear_introduction(self, attach: Attach) -> bool:
+        """It is a word, too: those before it may have been dropped. False: they come too often."""
+        before_s, self._attach_s = self._attach_s, time.monotonic()
+        more = _ATTACHES_PER_S * (self._attach_s - before_s)
+        self._attaches_left = min(_ATTACHES, self._attaches_left + more)
+        if self._attaches_left < 1:
+            return False
+        self._attaches_left -= 1
+        self._words, self._heard_ns = Words(attach.pid, 0), time.monotonic_ns()
+        return True
 
     def _as_ours(self, message: FromDraft) -> FromDraft:
         """As the target takes it."""
@@ -137,23 +163,32 @@ class DraftHub:
         self._context = context_on(cores)
         self._socket = self._context.socket(zmq.ROUTER)
         prepare(self._socket)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_TO_TARGET)  # who sends more is cut off
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # who is not there is told of
         self._socket.setsockopt(zmq.IPV6, int(":" in address))
+        self._add_options(self._socket)
         self._socket.bind(place_of(address, port))
         self.place = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.lanes = self._make_lanes(drafts)
-        self._by_identity = {identity_of(draft): lane for draft, lane in self.lanes.items()}
+        self._by_identity = {lane.identity: lane for lane in self.lanes.values() if lane.identity}
 
     def _make_lanes(self, drafts: Sequence[int]) -> Mapping[int, Lane]:
-        return {draft: Lane(self, draft) for draft in drafts}
+        return {draft: Lane(self, draft, identity_of(draft)) for draft in drafts}
+
+    def _add_options(self, socket: "zmq.Socket[bytes]") -> None:
+        """Before it listens."""
 
     def pump(self) -> bool:
         """Hand what has arrived to its lanes; False: more than a look takes is there."""
-        for _ in range(_MOST_A_LOOK):
+        num_bytes = 0
+        for _ in range(MOST_A_LOOK):
+            if num_bytes > MOST_BYTES_A_LOOK:
+                return False
             if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return True
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            num_bytes += sum(map(len, parts))
             # What a former connection has left has another identity by then.
             lane = self._by_identity.get(parts[0])
             if len(parts) != 3:

@@ -304,3 +304,20 @@ def _carriers(before: set[str]) -> list[set[int]]:
     ]
     names = {task.name: (task / "comm").read_text() for task in tasks}
     return [os.sched_getaffinity(int(t)) for t, name in names.items() if "ZMQbg/IO" in name]
+
+
+def test_a_frame_larger_than_its_reader_expects_is_not_even_looked_at():
+    frame = FrameWriter().seal(ROUND)
+    decoder = msgspec.msgpack.Decoder(FromTarget)
+    assert FrameReader(decoder, len(frame)).open(frame) is not None
+    reader = FrameReader(decoder, len(frame) - 1)
+    assert reader.open(frame) is None
+    assert reader.num_malformed == 1
+
+
+def test_a_stranger_writes_no_lines_of_its_own_into_the_log(caplog):
+    frame = FrameWriter().seal({"type": "x\n00:00:00.000 E target 0: all is lost"})
+    assert FrameReader(msgspec.msgpack.Decoder(FromTarget)).open(frame) is None
+    (record,) = caplog.records
+    assert "all is lost" in record.getMessage()
+    assert "\n" not in record.getMessage()

@@ -8,16 +8,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
+from msgspec import structs
 
 from specserve.transport.control.draft_control import Attach, Attached, DraftControlTarget, Wanted
 from specserve.transport.link.ends import Frame, TargetLinkEnd
+from specserve.transport.network_link import connection as connection_module
+from specserve.transport.network_link import hub as hub_module
 from specserve.transport.network_link.connection import (
     NetworkDraftEnd,
     TargetConnection,
     ToldWords,
+    close_all,
 )
 from specserve.transport.network_link.hub import DraftHub, Lane
-from specserve.transport.network_link.wire import CONTROL, FRAME, WORDS, Words, identity_of
+from specserve.transport.network_link.wire import (
+    CONTROL,
+    FRAME,
+    MOST_TO_TARGET,
+    WORDS,
+    WaitingFrames,
+    Words,
+    identity_of,
+)
 from tests.specserve.transport.link.messages import LIMITS, random_push, random_report
 
 ATTACH = Attach(draft=0, pid=7, drafter="any", gamma=LIMITS.gamma, feature_size=0)
@@ -157,6 +169,18 @@ def test_words_are_told_and_kept_for_the_own_supervisor(hub: DraftHub):
         assert eventually(lambda: lane.heartbeat_ns and lane.draft_pid == 0)
 
 
+def test_one_that_introduces_itself_without_end_is_heard_now_and_then(hub: DraftHub):
+    with connected(hub) as connection:
+        began_s, found = time.monotonic(), []
+        for _ in range(300):
+            assert eventually(lambda: connection.send(ATTACH))
+            found += hub.lanes[0].receive()
+        last = Wanted(draft=0, epoch=3, stream=1, start=0)
+        assert eventually(lambda: connection.send(last))
+        assert eventually(lambda: found.extend(hub.lanes[0].receive()) or last in found)
+        assert len(found) <= 6 + 5 * (time.monotonic() - began_s)
+
+
 def test_nothing_that_arrives_can_raise(hub: DraftHub):
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
@@ -183,9 +207,10 @@ def test_nothing_that_arrives_can_raise(hub: DraftHub):
 def test_one_control_plane_reaches_drafts_here_and_elsewhere(hub: DraftHub, tmp_path):
     control = DraftControlTarget(tmp_path, 3, far=hub.lanes)
     with connected(hub) as connection:
-        assert eventually(lambda: connection.send(ATTACH))
-        assert eventually(lambda: connection.send(Attach(**{**fields(ATTACH), "draft": 2})))
-        assert eventually(lambda: control.receive() == [ATTACH] or control.num_malformed)
+        wanted = Wanted(draft=0, epoch=3, stream=1, start=0)
+        assert eventually(lambda: connection.send(wanted))
+        assert eventually(lambda: connection.send(structs.replace(wanted, draft=2)))
+        assert eventually(lambda: control.receive() == [wanted] or control.num_malformed)
         assert eventually(lambda: control.receive() == [] and control.num_malformed == 1)
         assert control.send(0, ATTACHED)
         assert eventually(lambda: connection.receive() == [ATTACHED])
@@ -195,5 +220,78 @@ def test_one_control_plane_reaches_drafts_here_and_elsewhere(hub: DraftHub, tmp_
     control.close()
 
 
-def fields(message: Attach) -> dict[str, object]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}
+def test_reading_one_frame_takes_in_no_others(hub: DraftHub):
+    """Else a flood is moved into this process's memory, a look's worth for each that is read."""
+    with connected(hub) as connection:
+        lane = hub.lanes[0]
+
+        def fills(write, frames) -> None:
+            for _ in range(2):
+                for number in range(10):
+                    assert eventually(lambda number=number: write([b"%d" % number]))
+                time.sleep(0.1)  # until they are there
+                frames.is_empty()
+            assert len(frames._frames) == 10
+            assert frames.read().data == b"0"
+            assert len(frames._frames) == 9
+
+        fills(connection.write, lane)
+        fills(lane.write, connection)
+
+
+def test_what_waits_for_its_reader_has_a_limit_in_number_and_in_bytes():
+    waiting = WaitingFrames()
+    for number in range(1000):
+        waiting.append(b"%d" % number)
+    assert len(waiting) == 256
+    assert waiting.pop() == b"744"
+    for _ in range(10):
+        waiting.append(bytes(8 << 20))
+    assert len(waiting) == 4
+    waiting.clear()
+    waiting.append(b"x")
+    assert (len(waiting), waiting.pop()) == (1, b"x")
+
+
+def test_a_message_that_no_draft_has_ends_its_connection(hub: DraftHub):
+    with connected(hub) as connection, connected(hub, 2) as other:
+        assert connection.write([bytes(MOST_TO_TARGET + 1)])
+        assert other.write([bytes(1000)])
+        assert eventually(lambda: not hub.lanes[2].is_empty())
+        time.sleep(0.2)
+        assert hub.lanes[0].is_empty()
+
+
+@pytest.mark.parametrize("ends", ["hub", "connection"])
+def test_large_messages_keep_no_loop_from_its_work(hub: DraftHub, monkeypatch, ends: str):
+    module = {"hub": hub_module, "connection": connection_module}[ends]
+    monkeypatch.setattr(module, "MOST_BYTES_A_LOOK", 1000)
+    with connected(hub) as connection:
+        lane = hub.lanes[0]
+        write, reader = (connection.write, lane) if ends == "hub" else (lane.write, connection)
+        for _ in range(10):
+            assert eventually(lambda: write([bytes(600)]))
+        time.sleep(0.1)  # until they are there
+        assert not reader.is_empty()
+        assert len(reader._frames) <= 2
+
+
+def test_several_connections_that_nobody_reads_are_closed_in_the_time_of_one():
+    context = zmq.Context()
+    target = context.socket(zmq.ROUTER)
+    target.setsockopt(zmq.RCVHWM, 1)
+    target.setsockopt(zmq.LINGER, 0)
+    port = target.bind_to_random_port("tcp://127.0.0.1")
+    place = f"tcp://127.0.0.1:{port}"
+    connections = []
+    for number in range(10):
+        connection = TargetConnection(b"node %d" % number, lambda: place)
+        assert eventually(lambda connection=connection: connection.send(ATTACH))
+        while connection.write([bytes(1 << 18)]):
+            pass  # until the network takes no more
+        connections.append(connection)
+    began_s = time.monotonic()
+    close_all(connections)
+    assert time.monotonic() - began_s < 1.5  # one by one they take two seconds
+    target.close()
+    context.term()

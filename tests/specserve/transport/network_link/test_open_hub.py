@@ -1,15 +1,19 @@
 """Draft nodes that nobody here has started: who gets a lane, who is refused, and for how long."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from specserve.transport.control.draft_control import Attach, Attached, Detached, Refused, Wanted
+from specserve.transport.network_link import hub as hub_module
 from specserve.transport.network_link.connection import TargetConnection, ToldWords
 from specserve.transport.network_link.open_hub import OpenDraftHub
+from specserve.transport.network_link.wire import identity_of
 from tests.specserve.transport.network_link.test_network_link import eventually
 
 SILENCE_S = 0.3
@@ -19,8 +23,10 @@ ATTACHED = Attached(epoch=3, vocab_size=9, max_positions=9, max_rows=9, max_kept
 class Visitor:
     """A draft node's connection, and what it has been told."""
 
-    def __init__(self, hub: OpenDraftHub, pid: int = 7, model: str = "ours") -> None:
-        self.connection = TargetConnection(os.urandom(8), lambda: hub.place)
+    def __init__(
+        self, hub: OpenDraftHub, pid: int = 7, model: str = "ours", name: bytes | None = None
+    ) -> None:
+        self.connection = TargetConnection(name or os.urandom(8), lambda: hub.place)
         self.own = SimpleNamespace(heartbeat_ns=0, draft_pid=0, draft_epoch=0)
         self.words = ToldWords(self.own, self.connection)
         self.told: list = []
@@ -142,6 +148,50 @@ def test_one_whose_lane_was_given_away_is_told_to_come_anew(rig: Hub):
     first.words.draft_epoch = 1  # it was attached, and then stood still
     rig.until(lambda: (second.beat(), 13 in pids(rig))[1], third)
     rig.until(lambda: (first.beat(), Detached() in first.told)[1])
+
+
+def test_nobody_gets_a_lane_by_knowing_its_number(rig: Hub):
+    """As drafts of a launch have theirs: what it goes by would not be asked."""
+    strangers = [rig.visitor(model="theirs", name=identity_of(draft)) for draft in (0, 1)]
+    rig.until(lambda: all(each.told for each in strangers), *strangers)
+    assert {type(told) for each in strangers for told in each.told} == {Refused}
+    assert pids(rig) == [0, 0]
+    assert rig.heard(0) == rig.heard(1) == []
+
+
+def test_a_flood_keeps_nobody_out(rig: Hub, monkeypatch):
+    flooding, honest = rig.visitor(model="theirs"), rig.visitor(pid=11)
+    rig.until(lambda: flooding.told, flooding)
+    monkeypatch.setattr(hub_module, "MOST_A_LOOK", 2)
+
+    def flood() -> bool:
+        for _ in range(8):
+            flooding.connection.write([b"x"])
+        return 11 in pids(rig)
+
+    for _ in range(100):
+        flooding.connection.write([b"x"])
+    time.sleep(0.1)  # until they are there
+    rig.until(flood, honest)
+
+
+def test_many_that_are_refused_are_few_lines(rig: Hub, caplog):
+    began_s = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            other = rig.visitor(model="theirs")
+            rig.until(lambda other=other: other.told, other)
+    lines = [record for record in caplog.records if "is refused: model" in record.getMessage()]
+    assert 1 <= len(lines) <= 9 + (time.monotonic() - began_s)
+
+
+def test_what_a_draft_goes_by_has_names_and_no_lines(rig: Hub):
+    other = rig.visitor()
+    agreed = {"model\n00:00:00.000 E target 0: all is lost": "ours"}
+    other._attach = msgspec.structs.replace(other._attach, agreed=agreed)
+    rig.until(lambda: rig.hub._reader.num_malformed, other)
+    assert other.told == []
+    assert pids(rig) == [0, 0]
 
 
 def test_what_strangers_send_besides_is_dropped(rig: Hub):
