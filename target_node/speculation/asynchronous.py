@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from functools import partial
 
 import torch
 
@@ -201,10 +202,10 @@ class AsynchronousSpeculation:
     # --- finding blocks --------------------------------------------------------------------------
 
     def _take_pushes(self) -> None:
-        for push in self.links.receive():
+        for epoch, push in self.links.receive():
             if push.keys:  # a sound draft sends no empty one
                 self.links.pace.observe(len(push.keys), max(push.lengths), push.draft_batch_s)
-            self._table.add(push, self._streams.round_of)
+            self._table.add(push, partial(self._streams.round_of, epoch=epoch))
             self.policy.heard()
 
     def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:

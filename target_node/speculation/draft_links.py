@@ -172,9 +172,10 @@ class DraftLinks:
         ):
             self._attach(introduction)
 
-    def receive(self) -> list[Push]:
-        """What has been pushed since, in order for each draft."""
-        return [push for peer in self._peers if peer.epoch for push in peer.end.receive()]
+    def receive(self) -> list[tuple[int, Push]]:
+        """What has been pushed since, with its draft's epoch; in order for each draft."""
+        attached = [peer for peer in self._peers if peer.epoch]
+        return [(peer.epoch, push) for peer in attached for push in peer.end.receive()]
 
     def take_wanted(self) -> list[Wanted]:
         """What drafts lack: tell them again from there."""
@@ -266,7 +267,8 @@ class DraftLinks:
         return peer.epoch > 0 and message.repetition > 0 and is_known
 
     def _want(self, message: Wanted) -> None:
-        if self.with_epoch(message.epoch) is not None:
+        peer = self.with_epoch(message.epoch)
+        if peer is not None and peer.index == message.draft:  # not what another one is told
             self._wanted.append(message)
 
     def _detach(self, peer: DraftPeer, why: str) -> None:

@@ -62,7 +62,12 @@ class LinkStreams:
             del self._by_number[stream.number]
         return stream
 
-    def round_of(self, number: int) -> int | None:
-        """The coming round of a stream; None if it has ended."""
+    def round_of(self, number: int, epoch: int) -> int | None:
+        """The coming round of a stream; None if it has ended, or another draft was told of it.
+
+        Whose blocks would take the places of those of the one that drafts for it.
+        """
         stream = self._by_number.get(number)
-        return None if stream is None else stream.sequence.num_rounds
+        if stream is None or stream.epoch != epoch:
+            return None
+        return stream.sequence.num_rounds

@@ -168,7 +168,8 @@ def test_distributions_that_are_none_cost_drafts_and_nothing_else(models, spoil)
     with pair_of(models, **options) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [
-            replace(push, kept_probs=spoil(push).astype(np.float32)) for push in receive()
+            (epoch, replace(push, kept_probs=spoil(push).astype(np.float32)))
+            for epoch, push in receive()
         ]
         assert len(answer(pair)) == 20
         assert pair.asynchronous.status().num_hits > 0

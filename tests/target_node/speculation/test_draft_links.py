@@ -261,8 +261,8 @@ def test_what_was_pushed_before_does_not_count(pair):
     pair.until(lambda: first.end.epoch == 2)
     assert pair.links.receive() == []
     first.end.send(PUSH)
-    (push,) = pair.links.receive()
-    assert push.keys == PUSH.keys
+    ((epoch, push),) = pair.links.receive()
+    assert (epoch, push.keys) == (2, PUSH.keys)
     first.end.epoch = 1
     first.end.send(PUSH)
     assert pair.links.receive() == []
@@ -327,6 +327,10 @@ def test_only_the_living_may_want_something(pair):
     first, second = pair.drafts
     pair.attach(first, second)
     second.want(epoch=9)
+    second.want(epoch=1)  # of another draft
+    time.sleep(0.05)  # until that is there
+    pair.links.poll()
+    assert pair.links.take_wanted() == []
     first.want(epoch=1)
     wanted: list[Wanted] = []
     pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted))

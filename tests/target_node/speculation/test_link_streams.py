@@ -26,7 +26,7 @@ def test_an_ended_sample_is_unknown():
     streams.forget(ended)
     assert streams.forget(ended) is None
     assert streams.numbered(number) is None
-    assert (len(streams), streams.round_of(number)) == (0, None)
+    assert (len(streams), streams.round_of(number, epoch=0)) == (0, None)
 
 
 def test_what_was_told_to_one_attachment_is_unknown_to_the_next():
@@ -40,6 +40,10 @@ def test_what_was_told_to_one_attachment_is_unknown_to_the_next():
 
 def test_rounds_are_those_of_the_samples():
     streams, running = LinkStreams(), sequence()
-    number = streams.of(running).number
+    stream = streams.of(running)
+    stream.told_up_to(epoch=4)
     running.num_rounds = 9
-    assert streams.round_of(number) == 9
+    assert streams.round_of(stream.number, epoch=4) == 9
+    assert streams.round_of(stream.number, epoch=5) is None  # another draft's affair
+    stream.told_up_to(epoch=5)
+    assert streams.round_of(stream.number, epoch=5) == 9

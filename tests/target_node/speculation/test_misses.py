@@ -154,8 +154,11 @@ def test_a_block_without_a_distribution_is_a_miss_for_the_ratio_test(models):
     with pair_of(models, default_method=VerificationMethod.REJECTION) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [
-            replace(push, kept_ids=push.kept_ids[..., :0], kept_probs=push.kept_probs[..., :0])
-            for push in receive()
+            (
+                epoch,
+                replace(push, kept_ids=push.kept_ids[..., :0], kept_probs=push.kept_probs[..., :0]),
+            )
+            for epoch, push in receive()
         ]
         assert len(answer(pair)) == 20
         assert pair.asynchronous.status().num_hits == 0

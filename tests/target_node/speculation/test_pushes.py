@@ -35,7 +35,7 @@ def taking(*pushes: Push) -> DraftPace:
     """The pace that is known once they were taken."""
     source = AsynchronousSpeculation.__new__(AsynchronousSpeculation)
     pace = DraftPace(lambda: TIMES)
-    source.links = SimpleNamespace(receive=lambda: list(pushes), pace=pace)
+    source.links = SimpleNamespace(receive=lambda: [(1, each) for each in pushes], pace=pace)
     source.policy = MissPolicy()
     source._table, source._streams = SpeculationTable(), LinkStreams()
     source._take_pushes()
