@@ -9,7 +9,9 @@ Knows neither outcomes nor blocks, and no messages but the report. What a drafte
 and logged, and in the end too much.
 """
 
+import bisect
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -60,6 +62,7 @@ class Failures:
 MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
 IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may lose its context
 
+_LEAST_WEIGHT = 16  # tokens that a segment counts as at least: it takes memory itself
 _TRIES = 2  # of starved streams for one that ends: more than one, as contexts differ in length
 
 
@@ -82,6 +85,10 @@ class DraftSlots:
         self._drafter = drafter
         self.grammars = grammars
         self._capacity = capacity
+        # Tokens of segments. A target that sends what nobody asked for must not fill the memory.
+        self._num_waiting, self._most_waiting = 0, math.inf
+        if capacity is not None:
+            self._most_waiting = 2 * capacity.num_tokens or MAX_STREAMS * capacity.max_len
         self._dtype = dtype
         self._device = device
         self.failures = Failures()
@@ -126,7 +133,8 @@ class DraftSlots:
         """
         num_ended = 0
         for number in numbers:
-            if self._streams.pop(number, None) is not None:
+            if (stream := self._streams.pop(number, None)) is not None:
+                self._forget_segments(stream)
                 self._drafter.free(number)
                 num_ended += 1
         starved = (stream for stream in self._streams.values() if stream.is_starved)
@@ -157,9 +165,18 @@ class DraftSlots:
         return stream
 
     def _add(self, stream: DraftSlot, segment: Segment) -> None:
-        if len(segment.token_ids) and not stream.is_starved:
-            stream.segments.append(segment)
-            stream.segments.sort(key=lambda part: part.start)
+        if not len(segment.token_ids) or stream.is_starved:
+            return
+        bisect.insort(stream.segments, segment, key=lambda part: part.start)
+        self._num_waiting += _weight(segment)
+        while self._num_waiting > self._most_waiting:
+            # Of those that wait, the one not heard of for longest asks again, if it is there still.
+            waiting = (each for each in self._streams.values() if each.segments)
+            self._forget_segments(min(waiting, key=lambda each: each.last_heard))
+
+    def _forget_segments(self, stream: DraftSlot) -> None:
+        self._num_waiting -= sum(map(_weight, stream.segments))
+        stream.segments.clear()
 
     # --- contexts ----------------------------------------------------------------------------
 
@@ -206,7 +223,7 @@ class DraftSlots:
                 self._truncate(stream, end)
             stream.num_verified = max(stream.num_verified, end)
             if end == segment.end:
-                del stream.segments[0]
+                self._num_waiting -= _weight(stream.segments.pop(0))
                 continue
             return segment.within(end, min(end + room, segment.end))
         return None
@@ -298,6 +315,10 @@ class DraftSlots:
         """Its branch numbers stay: they may not be used again even so."""
         self._drafter.free(stream.number)
         stream.token_ids.clear()
-        stream.segments.clear()
+        self._forget_segments(stream)
         stream.num_verified = 0
         stream.report = None
+
+
+def _weight(segment: Segment) -> int:
+    return max(_LEAST_WEIGHT, len(segment.token_ids))

@@ -3,7 +3,8 @@
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights. While all have work, each
 gets the same time, to within the longest piece of work; who has less to do than its share leaves
 the rest to the others. Time in which one had nothing to do is not owed to it later: it continues
-from where the one that is served stands. Knows no work and no clock.
+from where the one that is served stands, and where nobody has anything to do all begin anew. Knows
+no work and no clock.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ class FairShares:
         Of those that have had equally much, the lower number comes first.
         """
         yield from sorted(range(len(self._used_s)), key=self._used_s.__getitem__)
+        # All were asked, and nobody waits for what others have had more of. Else hours of listening
+        # to one that says more than another would be owed to the latter.
+        self._now_s = max(self._used_s)
+        self._used_s = [self._now_s] * len(self._used_s)
 
     def serve(self, user: int, seconds: float) -> None:
         """It had work, which took so long."""

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from draft_node.draft_slot import Segment
 from draft_node.draft_slots import DraftSlots
 from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.stream_sampling import StreamSampling
+from specserve.telemetry import SparseLog
 from specserve.transport.control.draft_control import (
     Attach,
     Attached,
@@ -44,6 +46,28 @@ REPORT_S = 60.0  # between lines of statistics
 log = logging.getLogger(__name__)
 
 
+class Reach(NamedTuple):
+    """What a drafter can read: ids of tokens below `vocab_size`, at places below `max_positions`.
+
+    Whoever says that there are more is not the target of this model, whatever it is.
+    """
+
+    vocab_size: int
+    max_positions: int
+
+    def obstacle(self, message: Attached, target: str) -> str | None:
+        """Why `target` cannot be drafted for, if it cannot."""
+        for key, theirs, ours in (
+            ("model.target", message.vocab_size, self.vocab_size),
+            ("model.max_model_len", message.max_positions, self.max_positions),
+        ):
+            if theirs > ours:
+                what = "tokens in the vocabulary" if key == "model.target" else "positions"
+                problem = f"{theirs} {what} at {target}, {ours} on the draft node"
+                return f"{key}: {problem}; start both with the same model"
+        return None
+
+
 class DraftNode:
     """One draft process. `open_link` makes the link's end that fits the target's limits."""
 
@@ -61,6 +85,7 @@ class DraftNode:
         """`introduction` says who this is; contexts grow by `max_extension` tokens a turn."""
         self.is_stopping = False
         self.target = "the target"  # its name, where it is one of several
+        self.reach: Reach | None = None  # None: the target is known to keep to it
         self.refusal: Refused | None = None  # the target's latest answer, if it was one
         self.prespeculation = prespeculation
         self.streams = streams
@@ -69,9 +94,12 @@ class DraftNode:
         self._words = words  # carry the heartbeat
         self._open_link = open_link
         self._max_extension = max_extension
+        # Of what a target says; others are served besides.
+        self._attachments, self._refusals, self._misfits = (SparseLog(log) for _ in range(3))
         self._link: DraftLinkEnd | None = None
         self._limits: LinkLimits | None = None
         self._attach_s = 0.0
+        self._away_until_s = 0.0  # what the target says is not heard before
         self._num_asked = 0
         self._heard_s = 0.0
         self._report_s = time.monotonic() + REPORT_S
@@ -141,6 +169,13 @@ class DraftNode:
         self._words.draft_epoch = 0
         self._num_asked = 0
 
+    def leave(self, seconds: float) -> None:
+        """The target cannot be drafted for: it is left, and asked again after so long."""
+        self.detach()
+        self._words.draft_pid = 0
+        self._attach_s = self._away_until_s = time.monotonic() + seconds
+        self.streams.failures.end()
+
     def silent_s(self) -> float:
         """For how long no report has come."""
         return time.monotonic() - self._heard_s
@@ -176,6 +211,12 @@ class DraftNode:
         What the ring holds is left there: frames of older epochs are skipped, and a report of this
         one may have overtaken its announcement.
         """
+        if time.monotonic() < self._away_until_s:
+            return
+        problem = None if self.reach is None else self.reach.obstacle(message, self.target)
+        if problem is not None:
+            self._be_refused(Refused(problem=problem))
+            return
         self._limits = LinkLimits(
             vocab_size=message.vocab_size,
             gamma=self._introduction.gamma,
@@ -197,12 +238,12 @@ class DraftNode:
             on_device=self._link.carries_tensors,
         )
         self._words.draft_epoch = message.epoch
-        log.info("attached to %s in epoch %d", self.target, message.epoch)
+        self._attachments.log(logging.INFO, f"attached to {self.target} in epoch {message.epoch}")
 
     def _be_refused(self, message: Refused) -> None:
         if message != self.refusal:
             level = logging.INFO if message.may_pass else logging.ERROR
-            log.log(level, "not attached to %s: %s", self.target, message.problem)
+            self._refusals.log(level, f"not attached to {self.target}: {message.problem}")
         self.refusal = message
         self.detach()
         self._attach_s = time.monotonic() + REFUSED_S
@@ -211,7 +252,7 @@ class DraftNode:
         assert self._limits is not None
         arrays = context_arrays(message, self._limits)
         if arrays is None:
-            log.warning("dropped a context of stream %d that fits nothing", message.stream)
+            self._misfits.warning(f"dropped a context of stream {message.stream} that fits nothing")
             return
         self.streams.take_context(message.stream, Segment(message.start, *arrays))
 
@@ -219,7 +260,8 @@ class DraftNode:
         assert self._limits is not None
         sampling = StreamSampling.of(message, self._limits.vocab_size, self.streams.grammars)
         if sampling is None:
-            log.warning("dropped sampling parameters of stream %d: unknown tokens", message.stream)
+            problem = f"dropped sampling parameters of stream {message.stream}: unknown tokens"
+            self._misfits.warning(problem)
             return
         self.streams.take_sampling(message.stream, sampling)
 

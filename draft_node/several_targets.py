@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draft_node.draft_slots import DraftingFailed
 from draft_node.fair_shares import FairShares
 from draft_node.node import IDLE_S, SILENCE, DraftNode
 from specserve.errors import Unsupported
 from specserve.transport.link.words import OwnWords
-from specserve.transport.network_link.connection import TargetConnection, wait_for_any
+from specserve.transport.network_link.connection import TargetConnection, close_all, wait_for_any
 
+FAILING_S = 60.0  # that a target is left alone whose drafts fail, and no other one's
 LOST_S = 1.0  # that nothing reaches a target until its streams are forgotten
 _LEAST_SLEEP_S = 0.001  # that sockets can be waited for
 
@@ -49,6 +51,7 @@ class SeveralTargets:
         self._targets = list(targets)
         self._shares = FairShares(len(self._targets))
         self._words = words
+        self._failing: set[str] = set()  # targets whose drafts have failed too often
 
     def meet(self, timeout_s: float) -> None:
         """Wait for every target's answer, but not for those that are not there.
@@ -68,10 +71,13 @@ class SeveralTargets:
             raise Unsupported(f"--attach-to: no target takes this draft node: {why}")
         for target in self._targets:
             if not (target.node.is_attached or target.node.refusal):
-                log.info("nobody is at %s yet; it is asked until somebody is", target.name)
+                log.info(
+                    "no target answers at %s, which --attach-to takes for the --draft-address of "
+                    "a service; it is asked until one does", target.name,
+                )  # fmt: skip
 
     def run(self) -> None:
-        """Until told to stop. Raises `DraftingFailed`."""
+        """Until told to stop. Raises `DraftingFailed` where the drafter fails for everybody."""
         try:
             while not self.is_stopping:
                 if not self.turn():
@@ -88,18 +94,30 @@ class SeveralTargets:
             self._shares.charge(user, time.perf_counter() - began_s)
         for user in self._shares.order():
             began_s = time.perf_counter()
-            if self._targets[user].node.work():
+            if self._work_for(self._targets[user]):
                 self._shares.serve(user, time.perf_counter() - began_s)
                 return True
             self._shares.rest(user)
         return False
+
+    def _work_for(self, target: Served) -> bool:
+        """False if there was nothing to do. Who breaks the drafter breaks it for itself alone."""
+        try:
+            return target.node.work()
+        except DraftingFailed as error:
+            self._failing.add(target.name)
+            if all(t.name in self._failing for t in self._targets if t.node.is_attached):
+                raise
+            log.error("%s is left alone for %g s: %s", target.name, FAILING_S, error)
+            target.node.leave(FAILING_S)
+            return True
 
     def close(self) -> None:
         """Say so to all."""
         self._words.draft_pid = 0
         for target in self._targets:
             target.node.close()
-            target.connection.close()
+        close_all([target.connection for target in self._targets])
 
     def _hear(self, target: Served) -> None:
         target.node.hear()

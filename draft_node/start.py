@@ -15,7 +15,7 @@ import torch
 
 from draft_node.draft_slots import DraftingFailed, DraftSlots
 from draft_node.drafter_share import DrafterShare
-from draft_node.node import DraftNode
+from draft_node.node import DraftNode, Reach
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.several_targets import Served, SeveralTargets, TargetWords
@@ -168,6 +168,7 @@ def _serve_several(config: ResolvedConfig, arguments: ChildArguments, region: Sh
             num_shares=num_shares,
             target=name,
         )
+        node.reach = Reach(parts.target.spec.vocab_size, parts.options.max_positions)
         targets.append(Served(name, node, connection))
     several = SeveralTargets(targets, region)
     _stop_by_signal(several)

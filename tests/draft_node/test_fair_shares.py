@@ -82,6 +82,15 @@ def test_who_takes_time_by_what_it_sends_gets_less_work_done():
     assert device.taken_s[0] == pytest.approx(0.0, abs=1.0)
 
 
+def test_hours_in_which_one_said_more_than_another_are_not_owed():
+    device = Device(2)
+    for _ in range(1000):
+        device.shares.charge(0, 1.0)  # heard, and neither had anything to do
+        assert not device.turn(lambda user: 0.0)
+    device.run(20.0, lambda user: 1.0)
+    assert abs(device.taken_s[0] - device.taken_s[1]) <= 1.0
+
+
 def test_nobody_has_work():
     device = Device(2)
     assert not device.turn(lambda user: 0.0)

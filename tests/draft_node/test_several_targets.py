@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from draft_node import several_targets as module
-from draft_node.draft_slots import DraftSlots
+from draft_node.draft_slots import DraftingFailed, DraftSlots
 from draft_node.drafter_share import DrafterShare
-from draft_node.node import DraftNode
+from draft_node.node import DraftNode, Reach
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.several_targets import Served, SeveralTargets, TargetWords
 from specserve.errors import Unsupported
-from specserve.transport.control.draft_control import Attach, DraftControlTarget
+from specserve.transport.control.draft_control import Attach, Attached, DraftControlTarget
 from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.messages import Report
 from specserve.transport.network_link.connection import (
@@ -31,6 +31,7 @@ from tests.draft_node.prespeculation.rounds import CPU, Rounds, blocks_of
 from tests.draft_node.test_node import LIMITS, TEXT
 
 TIMEOUT_S = 1.0
+ATTACHED = {"vocab_size": 8, "max_positions": 8, "max_rows": 8, "max_kept": 8}
 
 
 class Target:
@@ -57,7 +58,7 @@ class Target:
 
     def turn(self) -> None:
         self.links.poll()
-        self.pushes += self.links.receive()
+        self.pushes += [push for _, push in self.links.receive()]
 
     def end(self) -> None:
         self.links.close()
@@ -195,10 +196,31 @@ def test_a_target_that_has_lost_this_process_is_attached_to_anew(make):
     (target,) = rig.targets
     # A restart that no connection tells of: the lane is nobody's, and the draft thinks it has it.
     lane = target.hub.lanes[0]
-    target.hub._by_identity.pop(lane._identity)
+    target.hub._by_identity.pop(lane.identity)
     lane._words = lane._words._replace(pid=0)
     rig.until(lambda: target.peer.epoch > 1)
     rig.attach()
+
+
+@pytest.mark.slow
+def test_what_breaks_the_drafts_of_one_target_ends_them_for_that_one_alone(make):
+    def fail() -> bool:
+        raise DraftingFailed("drafting: 16 times in a row")
+
+    rig = make(fits, fits)
+    rig.attach()
+    first, second = rig.targets
+    rig.nodes[0].work = fail
+    rig.until(lambda: not first.links.num_attached)
+    for _ in range(30):
+        assert first.hub.lanes[0].send(Attached(epoch=7, **ATTACHED))
+        rig.turn()
+    assert [node.is_attached for node in rig.nodes] == [False, True]
+    rig.report(second)
+    rig.until(lambda: blocks_of(second.pushes))
+    rig.nodes[1].work = fail
+    with pytest.raises(DraftingFailed):  # it is the drafter
+        rig.until(lambda: False)
 
 
 def test_who_fits_no_target_is_told_by_the_name_of_what_differs(make):
@@ -206,6 +228,29 @@ def test_who_fits_no_target_is_told_by_the_name_of_what_differs(make):
     with pytest.raises(Unsupported, match=r"speculation\.drafter: another one") as refused:
         rig.meet()
     assert refused.value.code == "FAILED_PRECONDITION"
+
+
+@pytest.mark.parametrize(
+    ("reach", "problem"),
+    [
+        (Reach(LIMITS.vocab_size - 1, LIMITS.max_positions), r"model\.target: \d+ tokens in the"),
+        (Reach(LIMITS.vocab_size, LIMITS.max_positions - 1), r"model\.max_model_len: 128 posit"),
+    ],
+)
+def test_a_target_of_another_model_is_not_drafted_for_whatever_it_says(make, reach, problem):
+    rig = make(fits)
+    rig.nodes[0].reach = reach
+    with pytest.raises(Unsupported, match=problem):
+        rig.meet()
+    assert not rig.nodes[0].is_attached
+
+
+def test_what_a_target_says_stays_on_one_line(make, caplog):
+    rig = make(lambda _: "model: x\n00:00:00.000 E draft 0: all is lost")
+    with pytest.raises(Unsupported):
+        rig.meet()
+    assert any("all is lost" in record.getMessage() for record in caplog.records)
+    assert not any("\n" in record.getMessage() for record in caplog.records)
 
 
 def test_one_that_fits_is_served_though_another_refuses(make):
