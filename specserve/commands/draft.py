@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     wish = read_config(arguments)
     targets = parse_targets(arguments.attach_to, is_private=wish.topology.private_network)
     hardware = probe()
-    launched = resolve_here(as_launched(wish, hardware))
+    launched = resolve_here(as_launched(wish, hardware), has_ranks=False)
     config = resolve_draft_node(wish, launched, hardware, targets)
     setup_logging("supervisor", config.telemetry.log_level)
 

@@ -52,8 +52,10 @@ _STARTUP_TIMEOUT_S = 1800.0  # a process that is not ready by then ends the laun
 Attend = Callable[[TopologyConfig, Hardware, dict[str, str]], Sequence[HostFacts]]
 
 
-def resolve_here(config: Config, attend: Attend | None = None) -> ResolvedConfig:
-    """`resolve` on this machine and the configured model.
+def resolve_here(
+    config: Config, attend: Attend | None = None, *, has_ranks: bool = True
+) -> ResolvedConfig:
+    """`resolve` on this machine and the configured model; see there for `has_ranks`.
 
     `attend` meets the other machines of a launch over several; without, all is for this one. Raises
     InvalidField, Unsupported, and what `attend` does.
@@ -72,7 +74,7 @@ def resolve_here(config: Config, attend: Attend | None = None) -> ResolvedConfig
     model = msgspec.structs.replace(config.model, name=name)
     config = msgspec.structs.replace(config, model=model, speculation=speculation)
     if config.topology.nnodes == 1 or attend is None:
-        return resolve(config, hardware, spec, folder)
+        return resolve(config, hardware, spec, folder, has_ranks=has_ranks)
     facts = attend(config.topology, hardware, agreed_on(config, folder, device))
     return resolve(config, hardware, spec, folder, facts)
 

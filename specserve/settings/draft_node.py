@@ -27,14 +27,16 @@ def parse_targets(text: str, *, is_private: bool) -> tuple[str, ...]:
     Raises InvalidField for what is no such list, names a target twice or too many of them.
     """
     names = tuple(part.strip() for part in text.split(","))
-    for name in names:
-        reach(name, ATTACH_TO, is_private=is_private)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidField(ATTACH_TO, f"{twice} is there twice; name each target once")
     if len(names) > MOST_TARGETS:
         problem = f"{len(names)} targets, the limit is {MOST_TARGETS}; start another draft node"
         raise InvalidField(ATTACH_TO, problem)
+    known: dict[tuple[str, int], str] = {}  # by address, to which two names may lead
+    for name in names:
+        place = reach(name, ATTACH_TO, is_private=is_private)
+        if former := known.get((place.address, place.port)):
+            other = f" (as {former})" if former != name else ""
+            raise InvalidField(ATTACH_TO, f"{name} is there twice{other}; name each target once")
+        known[place.address, place.port] = name
     return names
 
 

@@ -73,11 +73,14 @@ def resolve(
     spec: ModelSpec,
     folder: Path,
     facts: Sequence[HostFacts] = (),
+    *,
+    has_ranks: bool = True,
 ) -> ResolvedConfig:
     """Decide everything for the model in `folder`, whose architecture is `spec`.
 
-    `facts`: of all machines in order, where there are several; all of them decide the same. Raises
-    InvalidField for a wrong value, Unsupported for a wish this machine or model cannot meet.
+    `facts`: of all machines in order, where there are several; all of them decide the same.
+    `has_ranks`: the target's weights are loaded. Raises InvalidField for a wrong value, Unsupported
+    for a wish this machine or model cannot meet.
     """
     topology = parse_topology(config.topology.topology)
     _check_wishes(config, topology)
@@ -109,8 +112,8 @@ def resolve(
     if num_blocks is not None:
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
-        pools = (num_blocks or 0) * pool.bytes_in_all
-        _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
+        weights = cpu_weight_bytes(spec, model, ranks) if has_ranks else 0
+        _check_memory(weights, (num_blocks or 0) * pool.bytes_in_all, hardware.available_memory)
     return ResolvedConfig(
         model=model,
         topology=_resolve_topology(config, str(topology), device, mps, placed),

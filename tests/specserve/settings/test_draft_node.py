@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from specserve import cli
+from specserve.commands import draft
 from specserve.commands.config_table import config_rows
 from specserve.errors import InvalidField, Unsupported
+from specserve.processes import launch
 from specserve.processes.launch import plan_children
+from specserve.processes.supervised_events import Ending
 from specserve.settings.agreement import agreed_with_drafts, difference
 from specserve.settings.config import (
     Config,
+    EngineConfig,
     ResolvedConfig,
     SpeculationConfig,
     TopologyConfig,
@@ -23,8 +28,9 @@ from specserve.settings.draft_node import (
     parse_targets,
     resolve_draft_node,
 )
+from specserve.settings.hardware import probe
 from specserve.settings.hosts import check_hosts, require_draft_address
-from specserve.settings.resolve import resolve
+from specserve.settings.resolve import cpu_weight_bytes, resolve
 from tests.specserve.settings.resolving import DEVICES, FOLDER, MACHINE, SPEC, resolved
 
 PLACE, OTHER = "127.0.0.1:7500", "127.0.0.1:7501"
@@ -90,6 +96,8 @@ def test_targets_are_read_in_order_and_once():
     assert parse_targets("192.0.2.1:7500", is_private=True) == ("192.0.2.1:7500",)
     with pytest.raises(InvalidField, match=f"{PLACE} is there twice"):
         parse_targets(f"{PLACE},{PLACE}", is_private=False)
+    with pytest.raises(InvalidField, match=r"127\.1:7500 is there twice \(as 127\.0\.0\.1:7500\)"):
+        parse_targets(f"{PLACE},127.1:7500", is_private=False)
     many = ",".join(f"127.0.0.1:{7500 + number}" for number in range(MOST_TARGETS + 1))
     with pytest.raises(InvalidField, match=f"the limit is {MOST_TARGETS}"):
         parse_targets(many, is_private=False)
@@ -116,6 +124,29 @@ def test_a_draft_node_that_does_not_fit_says_so():
         draft_node(speculation__draft_threads="5")
     shared = draft_node(speculation__draft_threads="5", topology__oversubscribe="true")
     assert shared.placement("draft").cores == ()
+
+
+def test_a_draft_node_needs_no_memory_for_weights_that_it_does_not_load():
+    weights = cpu_weight_bytes(SPEC, resolved().model, 1)
+    small = replace(MACHINE, available_memory=weights)
+    config = replace(as_launched(Config(), small), engine=EngineConfig(kv_memory="1MiB"))
+    with pytest.raises(Unsupported, match="memory: weights of"):
+        resolve(config, small, SPEC, FOLDER)
+    assert resolve(config, small, SPEC, FOLDER, has_ranks=False).num_blocks
+    huge = replace(config, engine=EngineConfig(kv_memory="9000TiB"))
+    with pytest.raises(Unsupported, match="KV pools, with draft contexts, of 9000"):
+        resolve(huge, small, SPEC, FOLDER, has_ranks=False)
+
+
+def test_the_command_asks_for_none(monkeypatch):
+    monkeypatch.setattr(launch, "probe", lambda: replace(probe(), available_memory=8 << 20))
+    monkeypatch.setattr(draft, "setup_logging", lambda *_: None)
+    started: list[ResolvedConfig] = []
+    monkeypatch.setattr(draft, "launch", lambda config, **_: started.append(config) or Ending(0))
+    words = ["draft", "--attach-to", PLACE, "--target", "tiny", "--oversubscribe"]
+    assert cli.main([*words, "--kv-memory", "64KiB", "--device", "cpu"]) == 0
+    (config,) = started
+    assert config.targets == (PLACE,)
 
 
 def test_what_both_go_by_is_told_apart_by_name(tmp_path: Path):
