@@ -23,9 +23,9 @@ def main() -> int:
 
 def _launch() -> int:
     """For a service a stop is a good end, however early or late it comes."""
+    exit_when_stopped(EXIT_STOPPED)  # first: there is no moment without one of the two
     with ends_at_once(heard_stops(), EXIT_STOPPED):
         from specserve import cli
-    exit_when_stopped(EXIT_STOPPED)
     try:
         return cli.main()
     finally:

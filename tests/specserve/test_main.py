@@ -66,6 +66,27 @@ main()
     assert result.stderr == "[]\n"
 
 
+def test_there_is_no_moment_between_imports_and_the_command_in_which_a_stop_would_kill():
+    program = """
+import signal, sys
+from specserve import __main__ as entry, cli
+real, handlers = signal.signal, []
+def handle(signum, handler):
+    if signum == signal.SIGTERM:
+        handlers.append(handler)
+    return real(signum, handler)
+signal.signal = handle
+cli.main = lambda: 0
+sys.argv[1:] = ["launch", "--target", "tiny"]
+entry.main()
+print(len(handlers) > 2, signal.SIG_DFL in handlers)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (found.stdout, found.stderr) == ("True False\n", "")
+
+
 def test_a_launch_that_has_ended_well_is_not_ended_otherwise_any_more():
     program = """
 import atexit, os, signal, sys

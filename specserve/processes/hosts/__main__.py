@@ -24,7 +24,8 @@ def main() -> int:
     lines = Lines(sock, msgspec.json.Decoder(ToMeeting))
     try:
         _meet(lines, arguments.listen_fd)
-    except (RuntimeError, ValueError) as error:  # whatever torch raises of a network
+    # Whatever torch raises of a network, and what strangers have put into the place of an answer.
+    except (RuntimeError, ValueError, msgspec.MsgspecError) as error:
         lines.send(Broken(error=" ".join(str(error).split())[:500]))
         return 1
     finally:

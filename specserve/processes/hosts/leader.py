@@ -32,8 +32,9 @@ from specserve.processes.roster import ChildState
 from specserve.processes.supervised_events import HostReady, StopRequested
 from specserve.settings.agreement import objection
 from specserve.settings.hosts import HostFacts
+from specserve.telemetry import SparseLog
 
-_MOST_STRANGERS = 64  # that have connected and not said who they are
+_MOST_STRANGERS = 64  # that have connected and not said who they are; taken in at one look
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Leader(HostLinks):
         listener.setblocking(False)
         self._listener, self._token, self._process = listener, token, process
         self._strangers: list[Lines[FromHost]] = []
+        self._warnings = SparseLog(log)
         self.peers += [Peer(each) for each in facts[1:]]
 
     def watch(self, selector: selectors.BaseSelector) -> None:
@@ -99,13 +101,15 @@ class Leader(HostLinks):
     # --- who comes --------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_MOST_STRANGERS):  # a flood must not keep a supervisor from its children
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # there is no other one
                 return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             lines: Lines[FromHost] = Lines(connection, msgspec.json.Decoder(FromHost))
+            if len(self._strangers) == _MOST_STRANGERS:
+                self._hear_strangers()  # who has said who it is makes room by that
             if len(self._strangers) == _MOST_STRANGERS:
                 self._forget(self._strangers[0])
             self._strangers.append(lines)
@@ -122,7 +126,7 @@ class Leader(HostLinks):
     def _greet(self, hello: Hello, lines: Lines[FromHost], more: list[FromHost]) -> None:
         known = [peer for peer in self.peers if peer.facts.node_rank == hello.node_rank]
         if hello.token != self._token or not known:
-            log.warning("somebody connected who is no node of this launch")
+            self._warnings.warning("somebody connected who is no node of this launch")
             self._forget(lines)
             return
         self._strangers.remove(lines)
@@ -158,7 +162,7 @@ class Leader(HostLinks):
         facts = arrived.facts
         error = objection(self.facts[0], facts) or self._obstacle(facts)
         if error is not None:
-            log.warning("%s is refused: %s", facts.name, error)
+            self._warnings.warning(f"{facts.name} is refused: {error}")
             return Answer(visit=arrived.visit, error=str(error), code=error.code)
         known = list(self.facts)
         known[facts.node_rank] = facts

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from specserve.telemetry import one_line
+
 _MOST_BYTES = 1 << 20  # of a line
 _MOST_READS = 64
 _SEND_S = 1.0
@@ -71,7 +73,7 @@ class Lines(Generic[Message]):
                 try:
                     messages.append(self._decoder.decode(line))
                 except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                    log.warning("a malformed line of %d bytes: %s", len(line), error)
+                    log.warning("a malformed line of %d bytes: %s", len(line), one_line(str(error)))
                     self.is_over = True
                     return messages
         return messages

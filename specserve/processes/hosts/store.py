@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from specserve.processes.hosts.lines import Lines
 from specserve.processes.hosts.messages import Answer, Arrived, Meet, ToMeeting
 from specserve.settings.hosts import HostFacts
+from specserve.telemetry import one_line
 
 VISITS = "visits"  # a key with a line for each that came
 _LOOK_S = 0.1  # between looks
@@ -79,5 +80,6 @@ def _decoded(store: TCPStore, key: str) -> HostFacts | None:
         if len(text) <= _MOST_BYTES:
             return msgspec.json.decode(text, type=HostFacts)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        log.warning("somebody came who says nothing that is understood: %s", error)
+        why = one_line(str(error))
+        log.warning("somebody came who says nothing that is understood: %s", why)
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from specserve.errors import Unavailable
+from specserve.processes.hosts import leader as leader_module
 from specserve.processes.hosts import links as links_module
 from specserve.processes.hosts.links import BEAT_S, HostLinks
 from specserve.processes.hosts.member import Member
@@ -242,6 +243,17 @@ def test_a_stranger_is_sent_away_and_changes_nothing(machines, lines):
         made.until(lambda: not made.leader._strangers)
     assert is_connected(made, 1)
     assert not made.leader.events
+
+
+def test_strangers_that_say_nothing_push_out_nobody_who_has_said_who_it_is(machines):
+    made = machines("target", "target")
+    crowd = [raw_lines(made.facts[0].supervisor_port) for _ in range(leader_module._MOST_STRANGERS)]
+    for _ in range(3):
+        made.leader.read(made.leader._listener)  # all are taken in before anybody is heard
+    assert is_connected(made, 1)
+    for stranger in crowd:
+        stranger.close()
+    made.until(lambda: not made.leader._strangers)
 
 
 # --- who comes late --------------------------------------------------------------------------
