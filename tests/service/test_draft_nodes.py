@@ -78,11 +78,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-@pytest.fixture
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    made = Pair(request.param)
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """One for all tests, since it takes four starts: each leaves both nodes, but for the last."""
+    made = Pair(2)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def plain(service: str) -> list[Outcome]:
+    return run(service, undrafted(REQUESTS), concurrency=8)
 
 
 def accepted(watch: DraftWatch) -> int:
@@ -103,27 +109,23 @@ def are_drafted_for(pair: Pair, plain: list[Outcome]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("pair", [1], indirect=True, ids=["one node"])
-def test_two_services_share_a_draft_that_dies_and_comes_back(pair: Pair, service: str):
-    plain = run(service, undrafted(REQUESTS), concurrency=8)
-    for watch in pair.watches:
-        assert watch.wait_until_serving()
+def test_two_services_share_two_drafts_of_which_one_dies_and_comes_back(pair: Pair, plain):
+    assert pair.have_attached(2)
     assert are_drafted_for(pair, plain)
+    os.kill(pair.draft_pid(), signal.SIGKILL)
+    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
+    assert pair.have_attached(2)  # its supervisor has started it again
+
+
+def test_one_that_goes_by_another_drafter_is_refused_by_its_name(pair: Pair):
     other = draft_node(*pair.places, flags=["--drafter", "ngram"])
     assert other.exit_code() == 2
     assert "speculation.drafter: ngram on the draft node" in other.lines[-1]
     kill(other)
-    os.kill(pair.draft_pid(), signal.SIGKILL)
-    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    assert pair.have_attached(1)  # its supervisor has started it again
-    assert are_drafted_for(pair, plain)
 
 
-@pytest.mark.parametrize("pair", [2], indirect=True, ids=["two nodes"])
-def test_a_node_or_a_service_that_dies_leaves_its_work_to_the_others(pair: Pair, service: str):
-    plain = run(service, undrafted(REQUESTS), concurrency=8)
+def test_a_node_or_a_service_that_dies_leaves_its_work_to_the_others(pair: Pair, plain):
     assert pair.have_attached(2)
-    assert are_drafted_for(pair, plain)
     kill(pair.nodes.pop(0))
     assert pair.have_attached(1)
     assert are_drafted_for(pair, plain)
