@@ -8,6 +8,7 @@ take part; the others ask. Whoever is refused may come again with other settings
 import logging
 import os
 import secrets
+import signal
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,6 +22,7 @@ from specserve.processes.hosts.links import HostLinks
 from specserve.processes.hosts.member import Member
 from specserve.processes.hosts.messages import Answer, Arrived
 from specserve.processes.hosts.rendezvous import RendezvousProcess
+from specserve.processes.supervised_events import EXIT_OK, Ending
 from specserve.settings.agreement import missing_hosts, objection
 from specserve.settings.config import TopologyConfig
 from specserve.settings.hardware import Hardware
@@ -53,6 +55,9 @@ class Meeting:
     ) -> None:
         if isinstance(error, SpecserveError):  # before anything was started
             self.links.tell_failed(str(error), error.code, is_refusal=True)
+        elif isinstance(error, SystemExit | KeyboardInterrupt):  # a stop, which is everybody's
+            self.links.ask_to_stop(signal.SIGTERM)
+            self.links.tell_ending(Ending(EXIT_OK))
         self.links.close()
         if self._process is not None:
             self._process.close()

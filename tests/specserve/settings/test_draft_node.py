@@ -144,7 +144,7 @@ def test_the_command_asks_for_none(monkeypatch):
     started: list[ResolvedConfig] = []
     monkeypatch.setattr(draft, "launch", lambda config, **_: started.append(config) or Ending(0))
     words = ["draft", "--attach-to", PLACE, "--target", "tiny", "--oversubscribe"]
-    assert cli.main([*words, "--kv-memory", "64KiB", "--device", "cpu"]) == 0
+    assert cli.main([*words, "--kv-memory", "800KiB", "--device", "cpu"]) == 0
     (config,) = started
     assert config.targets == (PLACE,)
 

@@ -11,6 +11,7 @@ from specserve.errors import Unavailable
 from specserve.processes.hosts import leader as leader_module
 from specserve.processes.hosts import links as links_module
 from specserve.processes.hosts.links import BEAT_S, HostLinks
+from specserve.processes.hosts.meeting import Meeting
 from specserve.processes.hosts.member import Member
 from specserve.processes.hosts.messages import Answer, Arrived
 from specserve.processes.roster import ChildState
@@ -183,6 +184,20 @@ def test_an_end_without_a_drain_is_told_as_one_that_is_cut(machines):
     made.leader.tell_ending(Ending(EXIT_OK))
     made.until(lambda: made.members[1].events)
     assert list(made.members[1].events) == [ServiceEnded(is_cut=True)]
+
+
+@pytest.mark.parametrize("stop", [SystemExit(0), KeyboardInterrupt()])
+@pytest.mark.parametrize("is_told", ["leader", "member"])
+def test_a_stop_before_there_is_a_supervisor_is_told_as_one_and_no_loss(machines, is_told, stop):
+    made = machines("target", "target")
+    made.until(lambda: is_connected(made, 1))
+    meeting = Meeting()
+    meeting.links = made.leader if is_told == "leader" else made.members[1]
+    meeting.__exit__(type(stop), stop, None)
+    other = made.members[1] if is_told == "leader" else made.leader
+    made.until(lambda: other.peers[0].is_gone, other)
+    end = ServiceEnded(is_cut=True) if is_told == "leader" else StopRequested(15)
+    assert next(iter(other.events)) == end
 
 
 def test_a_stop_of_a_machine_with_ranks_is_one_of_the_service(machines, caplog):
