@@ -169,10 +169,9 @@ class DraftSlots:
             return
         bisect.insort(stream.segments, segment, key=lambda part: part.start)
         self._num_waiting += _weight(segment)
-        while self._num_waiting > self._most_waiting:
-            # Of those that wait, the one not heard of for longest asks again, if it is there still.
-            waiting = (each for each in self._streams.values() if each.segments)
-            self._forget_segments(min(waiting, key=lambda each: each.last_heard))
+        if self._num_waiting > self._most_waiting:
+            for each in self._streams.values():  # seldom, and who is there still asks again
+                self._forget_segments(each)
 
     def _forget_segments(self, stream: DraftSlot) -> None:
         self._num_waiting -= sum(map(_weight, stream.segments))

@@ -131,8 +131,11 @@ class DraftNode:
 
     def hear(self) -> None:
         """Take what has arrived, and say that this process is alive."""
-        self._words.heartbeat_ns = time.monotonic_ns()
+        self.beat()
         messages = self._control.receive()
+        epochs = [place for place, each in enumerate(messages) if isinstance(each, Attached)]
+        if epochs:  # nothing counts that was said before the latest
+            messages = messages[epochs[-1] :]
         for message in messages:
             if not isinstance(message, Free):
                 self._handle(message)
@@ -148,6 +151,10 @@ class DraftNode:
             if isinstance(message, Free):
                 self._handle(message)
         self._free(self.streams.surplus())
+
+    def beat(self) -> None:
+        """Say that this process is alive."""
+        self._words.heartbeat_ns = time.monotonic_ns()
 
     def work(self) -> bool:
         """Extend contexts and draft a batch; False if there was nothing to do."""

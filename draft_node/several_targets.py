@@ -1,7 +1,7 @@
 """The loop of a draft process that serves several targets: one `DraftNode` each, in fair shares.
 
-Every turn hears all of them, then does one piece of work of the one that has had the least of the
-device's time. A target that is gone loses what is kept for it, and is asked to let this process
+Every turn hears all of them, but for who has just taken long to be heard, then does one piece of
+work of the one that has had the least of the device's time. A target that is gone loses what is kept for it, and is asked to let this process
 attach until it is back, in an epoch of its own.
 """
 
@@ -18,6 +18,8 @@ from specserve.transport.link.words import OwnWords
 from specserve.transport.network_link.connection import TargetConnection, close_all, wait_for_any
 
 FAILING_S = 60.0  # that a target is left alone whose drafts fail, and no other one's
+# A target that took so long to be heard is heard again after as many times as long: others wait.
+LONG_S, PAUSE = 0.001, 2
 LOST_S = 1.0  # that nothing reaches a target until its streams are forgotten
 _LEAST_SLEEP_S = 0.001  # that sockets can be waited for
 
@@ -51,6 +53,7 @@ class SeveralTargets:
         self._targets = list(targets)
         self._shares = FairShares(len(self._targets))
         self._words = words
+        self._hear_again_s = [0.0] * len(self._targets)  # by `time.perf_counter`
         self._failing: set[str] = set()  # targets whose drafts have failed too often
 
     def meet(self, timeout_s: float) -> None:
@@ -90,14 +93,21 @@ class SeveralTargets:
         self._words.heartbeat_ns = time.monotonic_ns()
         for user, target in enumerate(self._targets):
             began_s = time.perf_counter()
+            if began_s < self._hear_again_s[user]:
+                target.node.beat()
+                continue
             self._hear(target)
-            self._shares.charge(user, time.perf_counter() - began_s)
+            ended_s = time.perf_counter()
+            self._shares.charge(user, ended_s - began_s)
+            if ended_s - began_s > LONG_S:
+                self._hear_again_s[user] = ended_s + PAUSE * (ended_s - began_s)
         for user in self._shares.order():
             began_s = time.perf_counter()
             if self._work_for(self._targets[user]):
                 self._shares.serve(user, time.perf_counter() - began_s)
                 return True
             self._shares.rest(user)
+            self._shares.charge(user, time.perf_counter() - began_s)  # looking for it took that
         return False
 
     def _work_for(self, target: Served) -> bool:

@@ -223,6 +223,37 @@ def test_what_breaks_the_drafts_of_one_target_ends_them_for_that_one_alone(make)
         rig.until(lambda: False)
 
 
+def test_one_that_takes_long_to_be_heard_leaves_others_most_of_the_time(make):
+    rig = make(fits, fits)
+    began_s, heard = time.perf_counter(), [0, 0]
+
+    def hear(number: int, seconds: float) -> None:
+        heard[number] += 1
+        time.sleep(seconds)
+
+    rig.nodes[0].hear = lambda: hear(0, 0.02)
+    rig.nodes[1].hear = lambda: hear(1, 0.0)
+    while time.perf_counter() < began_s + 0.6:
+        rig.several.turn()
+    assert 1 <= heard[0] <= (time.perf_counter() - began_s) / 0.06 + 1
+    assert heard[1] > heard[0]
+
+
+def test_of_what_is_said_at_once_only_the_latest_epoch_counts(make):
+    rig = make(fits)
+    rig.attach()
+    (node,) = rig.nodes
+    opened = []
+    open_link = node._open_link
+    node._open_link = lambda limits: opened.append(limits) or open_link(limits)
+    for epoch in range(10, 60):
+        assert rig.targets[0].hub.lanes[0].send(Attached(epoch=epoch, **ATTACHED))
+    time.sleep(0.2)  # until they are there
+    node.hear()
+    assert len(opened) == 1
+    assert node._words.draft_epoch == 59
+
+
 def test_who_fits_no_target_is_told_by_the_name_of_what_differs(make):
     rig = make(lambda _: "speculation.drafter: another one")
     with pytest.raises(Unsupported, match=r"speculation\.drafter: another one") as refused:

@@ -24,8 +24,6 @@ from specserve.transport.network_link.wire import (
     FRAME,
     HEARTBEAT_MS,
     HEARTBEAT_TIMEOUT_MS,
-    MOST_A_LOOK,
-    MOST_BYTES_A_LOOK,
     WORDS,
     WORDS_PERIOD_S,
     WaitingFrames,
@@ -34,6 +32,8 @@ from specserve.transport.network_link.wire import (
     prepare,
 )
 
+# Of what a target has sent: others are served besides, and more is read in the next turn.
+MOST_A_LOOK, MOST_BYTES_A_LOOK = 64, 4 << 20
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 1000
 
 
