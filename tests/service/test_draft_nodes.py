@@ -78,17 +78,11 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pair() -> Iterator[Pair]:
-    """One for all tests, since it takes four starts: each leaves both nodes, but for the last."""
     made = Pair(2)
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def plain(service: str) -> list[Outcome]:
-    return run(service, undrafted(REQUESTS), concurrency=8)
 
 
 def accepted(watch: DraftWatch) -> int:
@@ -109,26 +103,40 @@ def are_drafted_for(pair: Pair, plain: list[Outcome]) -> bool:
     return False
 
 
-def test_two_services_share_two_drafts_of_which_one_dies_and_comes_back(pair: Pair, plain):
+def test_two_services_share_two_draft_nodes_and_no_death_costs_text(pair: Pair, service: str):
+    """One test, for both services and both nodes take half a minute to start."""
+    plain = run(service, undrafted(REQUESTS), concurrency=8)
     assert pair.have_attached(2)
     assert are_drafted_for(pair, plain)
-    os.kill(pair.draft_pid(), signal.SIGKILL)
-    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
-    assert pair.have_attached(2)  # its supervisor has started it again
+    a_stranger_is_refused_by_name(pair)
+    a_draft_process_dies_and_comes_back(pair, plain)
+    a_node_dies(pair, plain)
+    a_service_dies_and_comes_back(pair, plain)
+    (node,) = pair.nodes
+    node.process.send_signal(signal.SIGTERM)
+    assert node.exit_code() == 0
 
 
-def test_one_that_goes_by_another_drafter_is_refused_by_its_name(pair: Pair):
+def a_stranger_is_refused_by_name(pair: Pair) -> None:
     other = draft_node(*pair.places, flags=["--drafter", "ngram"])
     assert other.exit_code() == 2
     assert "speculation.drafter: ngram on the draft node" in other.lines[-1]
     kill(other)
 
 
-def test_a_node_or_a_service_that_dies_leaves_its_work_to_the_others(pair: Pair, plain):
-    assert pair.have_attached(2)
+def a_draft_process_dies_and_comes_back(pair: Pair, plain: list[Outcome]) -> None:
+    os.kill(pair.draft_pid(), signal.SIGKILL)
+    assert [differing(plain, found) for found in pair.run_both()] == [[], []]
+    assert pair.have_attached(2)  # its supervisor has started it again
+
+
+def a_node_dies(pair: Pair, plain: list[Outcome]) -> None:
     kill(pair.nodes.pop(0))
     assert pair.have_attached(1)
     assert are_drafted_for(pair, plain)
+
+
+def a_service_dies_and_comes_back(pair: Pair, plain: list[Outcome]) -> None:
     first, second = pair.services
     pid = pair.draft_pid()
     kill(first)
@@ -139,6 +147,3 @@ def test_a_node_or_a_service_that_dies_leaves_its_work_to_the_others(pair: Pair,
     assert pair.have_attached(1)
     assert are_drafted_for(pair, plain)
     assert pair.draft_pid() == pid  # the same all along
-    (node,) = pair.nodes
-    node.process.send_signal(signal.SIGTERM)
-    assert node.exit_code() == 0
