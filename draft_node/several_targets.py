@@ -1,8 +1,8 @@
 """The loop of a draft process that serves several targets: one `DraftNode` each, in fair shares.
 
 Every turn hears all of them, but for who has just taken long to be heard, then does one piece of
-work of the one that has had the least of the device's time. A target that is gone loses what is kept for it, and is asked to let this process
-attach until it is back, in an epoch of its own.
+work of the one that has had the least of the device's time. A target that is gone loses what is
+kept for it, and is asked to let this process attach until it is back, in an epoch of its own.
 """
 
 import logging

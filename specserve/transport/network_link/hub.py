@@ -35,8 +35,8 @@ from specserve.transport.network_link.wire import (
 )
 
 _MOST_KEPT = 4 * QUEUED  # control messages of a lane; the oldest go first
-# Introductions of a lane that are heard at once, and a second: each may be an epoch and two lines of
-# the log. Drafts say it again after a quarter of a second.
+# Introductions of a lane that are heard at once, and a second: each may be an epoch and two lines
+# of the log. Drafts say it again after a quarter of a second.
 _ATTACHES, _ATTACHES_PER_S = 4, 5
 
 
