@@ -208,7 +208,7 @@ class HostLinks:
         if not peer.is_heard and peer.num_still > _START_BEATS:
             self._lose(peer, f"{peer.name} came, and has said nothing for {silent_s:.0f} s")
         elif peer.lines is not None and not peer.lines.send(Beat()):
-            self._lose(peer, f"{peer.name} is gone: the connection to it has ended")
+            self._read(peer, peer.lines)  # its last words may be there
         elif peer.is_heard and silent_s > self._timeout_s:
             limit = f"{self._timeout_s:g} s (topology.node_timeout_s)"
             self._lose(peer, f"{peer.name} has been silent for {limit}")

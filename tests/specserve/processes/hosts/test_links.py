@@ -1,6 +1,7 @@
 """What supervisors on several machines hear of each other, over real connections."""
 
 import logging
+import math
 import selectors
 import time
 from collections.abc import Callable, Iterator
@@ -176,6 +177,25 @@ def test_a_clean_end_of_the_service_is_no_loss(machines):
         member.close()
     made.until(lambda: all(peer.is_gone for peer in made.leader.peers), made.leader)
     assert not made.leader.events
+
+
+def test_last_words_are_read_where_nothing_can_be_said_any_more(machines):
+    made = machines("target", "target")
+    made.until(lambda: is_connected(made, 1))
+    member = made.members[1]
+    made.leader.tell_end()
+    made.leader.close()
+
+    def speak() -> bool:  # as one whose supervisor has yet to look
+        member.due(math.inf)
+        member._next_beat_s = -math.inf
+        return member.peers[0].is_gone
+
+    deadline_s = time.monotonic() + 20
+    while not speak():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert list(member.events) == [ServiceEnded(is_cut=False)]
 
 
 def test_an_end_without_a_drain_is_told_as_one_that_is_cut(machines):
