@@ -23,6 +23,8 @@ from tests.docs.shown import OF_USERS, blocks, command_lines, commands, parts
 
 PAGE = ROOT / "docs" / "quick-start.md"
 KEYS = ROOT / "docs" / "security.md"
+# What any page shows to be run from Python.
+SNIPPETS = [block for page in OF_USERS for block in blocks(page) if block.language == "python"]
 _GRPC, _HTTP = "127.0.0.1:7411", "http://127.0.0.1:8000"
 
 
@@ -99,9 +101,9 @@ def stopped_after_a_line(words: tuple[str, ...]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", shown("python"), ids=["openai", "ours"])
-def test_a_snippet_prints_an_answer(snippet, service, capsys):
-    exec(compile(here(snippet, service), str(PAGE), "exec"), {})
+@pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: block.page.name)
+def test_a_snippet_prints_an_answer(block, service, capsys):
+    exec(compile(here(block.text, service), str(block.page), "exec"), {})
     assert capsys.readouterr().out.strip()
 
 
