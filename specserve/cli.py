@@ -60,6 +60,8 @@ _STRAY_WORDS = {
     "chat": "questions are typed in the conversation, or come by a pipe: "
     "echo QUESTION | specserve chat",
     "generate": "a prompt of several words is one in quotation marks",
+    "info": "a model is named by --target, a running service by --connect",
+    "top": "a running service is named by --connect",
 }
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
