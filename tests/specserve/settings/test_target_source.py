@@ -76,7 +76,7 @@ def test_a_folder_of_gguf_files_is_told_to_name_one(tmp_path):
 
 def test_a_repository_of_gguf_files_is_told_how_to_fetch_one(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    with pytest.raises(InvalidField, match=r"'a/b-GGUF' has no safetensors .* hf download a/b-GG"):
+    with pytest.raises(InvalidField, match=r"'a/b-GGUF' has no safetensors .*hf download a/b-GG"):
         locate_target("a/b-GGUF")
     (tmp_path / "model.safetensors").touch()
     assert locate_target("a/b") == tmp_path
