@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from specserve import cli
+from specserve.client import Client
 from specserve.processes.local_service import local_apis
 from specserve.processes.process import ReadyReport
 from specserve.settings.config import ServerConfig
 from specserve.settings.door import require_safe_door
 from specserve.settings.key_file import read_keys
+from specserve.types import Grammar, GrammarKind
 from tests.docs.command_places import ASKED, ASKS, SECURITY
 from tests.docs.raised import ROOT
 from tests.docs.shown import OF_USERS, blocks, command_lines, commands, parts
@@ -32,6 +34,8 @@ _GRPC, _HTTP = "127.0.0.1:7411", "http://127.0.0.1:8000"
 def service() -> Iterator[ReadyReport]:
     """As `specserve launch` starts it, of the model that every machine has."""
     with local_apis(shlex.split(ASKED)[2:]) as apis:
+        with Client(apis.address) as client:  # starts its compiler of grammars, before any test
+            client.generate("a", grammar=Grammar(GrammarKind.CHOICE, '["b"]'))
         yield apis
 
 

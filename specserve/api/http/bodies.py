@@ -41,9 +41,7 @@ _AS_IT_IS: dict[str, Any] = {
     "length_penalty": 1,
     "modalities": ["text"],
 }
-THINKING = (
-    'chat_template_kwargs, as {"enable_thinking": false}, where the model\'s template has it'
-)
+THINKING = 'chat_template_kwargs, as {"enable_thinking": false}, where the model\'s template has it'
 _ABOUT_THINKING = frozenset({"reasoning", "reasoning_effort", "include_reasoning", "thinking"})
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
 _DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
