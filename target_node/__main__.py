@@ -2,14 +2,15 @@
 
 import sys
 
-from specserve.processes.process import die_with_parent, parse_child_arguments
+from specserve.processes.process import die_with_parent, parse_child_arguments, slow_imports
 
 
 def main() -> int:
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
     # Only now the slow imports: a parent that dies meanwhile takes this process along.
-    from target_node.start import run_rank
+    with slow_imports():
+        from target_node.start import run_rank
 
     return run_rank(arguments)
 

@@ -28,7 +28,11 @@ class Sweep(NamedTuple):
 
 
 _LOOKS_UP = "most rows find nothing to look up, and draft processes run another drafter"
-SWEEPS = (Sweep("sweep/smollm2", _LOOKS_UP),)
+SWEEPS = (
+    Sweep("sweep/smollm2", _LOOKS_UP),
+    Sweep("sweep/smollm2-sizes", _LOOKS_UP),
+    Sweep("sweep/smollm2-lm"),
+)
 
 
 def compare(sweep: Sweep, num_tokens: int) -> list[Measured]:

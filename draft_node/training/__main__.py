@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from specserve.errors import SpecserveError
-from specserve.processes.process import die_with_parent
+from specserve.processes.process import die_with_parent, slow_imports
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 KINDS = {
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if kind not in KINDS:
         sys.stderr.write(f"specserve: kind: {kind!r} is not one of {', '.join(KINDS)}\n")
         return EXIT_USAGE
-    module = importlib.import_module(KINDS[kind])
+    with slow_imports():
+        module = importlib.import_module(KINDS[kind])
     arguments = build_parser(kind).parse_args(words)
     arguments.words = words  # for other processes that do the same
     if arguments.parent_pid is not None:

@@ -9,11 +9,12 @@ does.
 
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         sys.exit(1)
+
+
+@contextmanager
+def slow_imports() -> Generator[None]:
+    """What takes seconds to import takes a quarter less inside, and as much less in the end.
+
+    Nothing that is imported is garbage: it is not looked through meanwhile, nor ever after, and
+    pages of it that a forked process shares stay shared. torch has a million objects.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def adopt_orphans() -> None:

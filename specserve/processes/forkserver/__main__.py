@@ -5,7 +5,6 @@ would have been. One thread, no CUDA, no socket but the supervisor's: nothing he
 """
 
 import argparse
-import gc
 import importlib
 import logging
 import os
@@ -25,7 +24,12 @@ from specserve.processes.forkserver.messages import (
     Preload,
     show,
 )
-from specserve.processes.process import command_line, descriptor_words, die_with_parent
+from specserve.processes.process import (
+    command_line,
+    descriptor_words,
+    die_with_parent,
+    slow_imports,
+)
 from specserve.telemetry import setup_logging
 
 _LOOK_S = 0.0005
@@ -59,10 +63,9 @@ def preload(supervisor: socket.socket) -> None:
     """What takes long of a start."""
     packet = supervisor.recv(MAX_PACKET_BYTES)
     if packet:
-        for module in msgspec.json.decode(packet, type=Preload).modules:
-            importlib.import_module(module).preload()
-    gc.collect()
-    gc.freeze()  # or the first collection in each process would copy all of it
+        with slow_imports():  # or the first collection in each process would copy all of it
+            for module in msgspec.json.decode(packet, type=Preload).modules:
+                importlib.import_module(module).preload()
 
 
 def await_life(supervisor: socket.socket) -> Fork | None:

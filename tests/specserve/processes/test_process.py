@@ -60,3 +60,17 @@ def test_threads_share_one_heap_where_that_is_asked_for(tmp_path):
         counts[mode] = report.read_text().count("<heap nr=")
     assert counts["shared"] == 1
     assert counts["own"] > 1
+
+
+def test_what_is_imported_slowly_is_not_looked_through():
+    code = """
+import gc
+from specserve.processes.process import slow_imports
+before = gc.get_freeze_count()
+with slow_imports():
+    assert not gc.isenabled()
+    import numpy
+assert gc.isenabled()
+assert gc.get_freeze_count() > before + 1000
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
