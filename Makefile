@@ -59,10 +59,13 @@ test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"
 
 # Faults with their full counts, and docs/reliability.md of what was measured; goes on where it was.
-# Then the losslessness of answers with more of them than `make test` has time for.
+# Then the losslessness of answers with more of them than `make test` has time for, and the tests
+# that are left out there because others show nearly the same.
 test-long: setup
 	$(BIN)/python -m tests.reliability
 	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/exactness
+	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m long \
+	  --ignore tests/exactness
 
 lint: setup
 	$(BIN)/ruff check

@@ -55,6 +55,14 @@ _OTHER_NAMES = {
     "bench": "python -m bench.sweep (bench/README.md)",
     "benchmark": "python -m bench.sweep (bench/README.md)",
 }
+# What to type instead of words that stand alone, by command; else as for a model.
+_STRAY_WORDS = {
+    "chat": "questions are typed in the conversation, or come by a pipe: "
+    "echo QUESTION | specserve chat",
+    "generate": "a prompt of several words is one in quotation marks",
+    "info": "a model is named by --target, a running service by --connect",
+    "top": "a running service is named by --connect",
+}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 EXAMPLES = """examples:
@@ -128,15 +136,17 @@ def _parse(words: list[str]) -> argparse.Namespace:
     refuse_foreign_flags(words[1:], command.flags)
     arguments, strays = parser.parse_known_args(words)
     if strays:
-        command.error(_unrecognized(strays, command.shown_flags))
+        command.error(_unrecognized(words[0], strays, command.shown_flags))
     return arguments
 
 
-def _unrecognized(strays: Sequence[str], own: Sequence[str]) -> str:
+def _unrecognized(command: str, strays: Sequence[str], own: Sequence[str]) -> str:
     """With the flag that was meant, where there is one."""
     problem = f"unrecognized arguments: {' '.join(strays)}"
     if not strays[0].startswith("-"):
-        return f"{problem}; a model is named by --target" if "--topology" in own else problem
+        model = "a model is named by --target" if "--target" in own else None
+        advice = _STRAY_WORDS.get(command, model)
+        return f"{problem}; {advice}" if advice else problem
     flag = strays[0].partition("=")[0]
     near = nearest(flag, own)
     return f"{problem} (nearest: {near})" if near else problem

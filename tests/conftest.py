@@ -15,6 +15,7 @@ import pytest
 from specserve.processes.local_service import local_service
 from specserve.settings.kept_files import FOLDER_VARIABLE
 from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.reliability.scale import is_long
 
 # Inherited by every process a test starts, so that orphans of this run can be told from others.
 _MARK = f"SPECSERVE_TEST_RUN={os.getpid()}"
@@ -32,8 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`gpu` and `multigpu` tests say why they are skipped."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`long` tests are left to long runs; `gpu` and `multigpu` tests say why they are skipped."""
+    if not is_long():
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     marked = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
     if not marked:
         return

@@ -35,6 +35,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None, or a list of no
     "speculation.saguaro_c": "none: drafts are drawn as the drafter says",
     "telemetry.otlp_endpoint": "none",
 }
+_WHOLE_LINES = 10_000  # columns, more than any path has
 _DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or worth knowing anyway
     "model.target",
     "model.name",
@@ -52,12 +53,13 @@ _DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or 
 def print_config(rows: Mapping[str, str]) -> None:
     """Write settings and their values to stdout; a blank line sets what follows apart."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("setting", "value"):
-        table.add_column(heading)
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
     for setting, value in rows.items():
         table.add_row(setting, value)
-    # A log file gets whole lines, a terminal gets what fits.
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # which folds what is too long for it; a log gets whole lines
+        console.width = _WHOLE_LINES
     console.print(table)
     console.print()
 

@@ -37,6 +37,7 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--data-parallel-size": "start several services, each with a --port of its own",
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
     "--enable-auto-tool-choice": "leave it out: tools are served",
+    "--reasoning-parser": "leave it out: what a model thinks is part of the content",
     "--chat-template": "put chat_template.jinja into the model's folder: it is read there",
     "--tokenizer": "leave it out: the tokenizer comes with the target",
     "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",

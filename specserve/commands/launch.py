@@ -14,6 +14,7 @@ from specserve.commands.faster_drafter import faster_drafter_remark
 from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
+    draft_node_remark,
     dtype_remark,
     link_remark,
     memory_remark,
@@ -166,6 +167,7 @@ class _Announcer:
             no_drafter_remark(wish, config),
             faster_drafter_remark(wish, config),
             device_remark(wish, config),
+            draft_node_remark(config),
             link_remark(config),
             ballast_remark(config),
         ):

@@ -108,6 +108,17 @@ def unused_remark(wish: Config, config: ResolvedConfig) -> str | None:
     return "not used: " + "; ".join(f"speculation.{key} ({reasons[key]})" for key in asked)
 
 
+def draft_node_remark(config: ResolvedConfig) -> str | None:
+    """Where draft processes come from that this launch does not start."""
+    address = config.topology.draft_address
+    if address is None:
+        return None
+    return (
+        f"drafts come from draft nodes that attach at {address}, once they are started: "
+        f"specserve draft --attach-to {address}, with the same --target and --drafter"
+    )
+
+
 def link_remark(config: ResolvedConfig) -> str | None:
     """What carries rounds to draft processes, where there are two ways."""
     if config.is_on_cpu or not config.num_draft_processes:

@@ -39,14 +39,20 @@ def add_sampling_options(parser: argparse.ArgumentParser, refused: Collection[st
         metavar = "X" if kind is float else "N"
         shown = argparse.SUPPRESS if field in refused else text
         group.add_argument(_flag(field), dest=field, type=kind, metavar=metavar, help=shown)
-    group.add_argument("--ignore-eos", action="store_true", default=None, help="keep going")
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on behind the model's end"
+    )
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
     )
     group.add_argument(
-        "--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID"
-    )
-    group.add_argument("--logit-bias", action="append", metavar="ID=BIAS", help="may be repeated")
+        "--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID",
+        help="end with this token; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--logit-bias", action="append", metavar="ID=BIAS",
+        help="is added to the logit of this token; may be repeated",
+    )  # fmt: skip
 
 
 def read_sampling(arguments: argparse.Namespace) -> "Options":

@@ -6,11 +6,13 @@ unchecked, so that files, flags and `--set` share one set of rules and one kind 
 """
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from specserve.settings.config import DEFAULT_MODE, Config, load_config, parse_override
 
+_Flag = TypeVar("_Flag", tuple[str, str, str], tuple[str, str, str, str])
 _VALUE_FLAGS = (
     ("--target", "model.target", "MODEL",
      "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed, else tiny)"),
@@ -113,6 +115,14 @@ _SWITCHES = (
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )
+_SECTIONS = {  # of a file, in the order of docs/configuration.md
+    "model": "what is served",
+    "topology": "which processes run where",
+    "engine": "the target node",
+    "server": "the door",
+    "speculation": "who drafts, and how drafts are verified",
+    "telemetry": "what the processes say",
+}
 _SEVERAL = frozenset({"server.allowed_hosts"})  # values behind one flag
 # Who may reach a service, and other machines: of no use to one that serves a single command.
 _DOOR = frozenset(
@@ -132,7 +142,7 @@ def add_service_options(
     is_private: bool = False,
     only: Collection[str] | None = None,
 ) -> None:
-    """Add the flags to `parser`, in a group of their own.
+    """Add the flags to `parser`, in a group for each section.
 
     `other_help` has the text, by flag, of those that mean something else to this command than to
     `launch`. `is_private`: the service is the command's own, and nobody else's. `only`: those of
@@ -142,21 +152,13 @@ def add_service_options(
     left_out: frozenset[str] = _DOOR if is_private else frozenset()
     if only is not None:
         left_out = frozenset(name for _, name, *_ in (*_VALUE_FLAGS, *_SWITCHES)) - set(only)
-    group = parser.add_argument_group("service")
-    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
-    for flag, dotted, metavar, text in _VALUE_FLAGS:
-        if dotted in left_out:
-            continue
-        number = "+" if dotted in _SEVERAL else None
-        told = help_of.get(flag, text)
-        group.add_argument(flag, dest=dotted, metavar=metavar, help=told, nargs=number)
-    for flag, dotted, text in _SWITCHES:
-        if dotted in left_out:
-            continue
-        action = argparse.BooleanOptionalAction
-        told = help_of.get(flag, text)
-        group.add_argument(flag, dest=dotted, action=action, default=None, help=told)
-    group.add_argument(
+    settings = parser.add_argument_group(
+        "service", "Every setting, and when to change it, is in docs/configuration.md."
+    )
+    settings.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file; flags override it"
+    )
+    settings.add_argument(
         "--set",
         dest="assignments",
         action="append",
@@ -164,6 +166,23 @@ def add_service_options(
         metavar="SECTION.KEY=VALUE",
         help="a setting by its name in a file, e.g. engine.kv_memory=1GiB; may be repeated",
     )
+    for section, title in _SECTIONS.items():
+        group = parser.add_argument_group(f"{section}: {title}")  # without flags it is not shown
+        for flag, dotted, metavar, text in _of_section(section, _VALUE_FLAGS, left_out):
+            number = "+" if dotted in _SEVERAL else None
+            told = help_of.get(flag, text)
+            group.add_argument(flag, dest=dotted, metavar=metavar, help=told, nargs=number)
+        for flag, dotted, text in _of_section(section, _SWITCHES, left_out):
+            action = argparse.BooleanOptionalAction
+            told = help_of.get(flag, text)
+            group.add_argument(flag, dest=dotted, action=action, default=None, help=told)
+
+
+def _of_section(section: str, flags: Iterable[_Flag], left_out: Collection[str]) -> Iterator[_Flag]:
+    """Those of `flags` that are for settings of `section`, without those of `left_out`."""
+    for flag in flags:
+        if flag[1].partition(".")[0] == section and flag[1] not in left_out:
+            yield flag
 
 
 def flag_of(dotted: str) -> str:

@@ -259,7 +259,8 @@ def _refuse_unimplemented(path: Path, file: _ConfigFile) -> None:
         "layer_types": any(kind != "full_attention" for kind in file.layer_types or ())
         and "only full_attention is supported",
         "quantization_config": bool(file.quantization_config)
-        and "quantized weights are not supported",
+        and "quantised weights are read from GGUF files alone; take such a file of this model, or "
+        "its weights in 16 bits",
         "partial_rotary_factor": file.partial_rotary_factor not in (None, 1.0)
         and "only 1.0 is supported",
     }

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What of `[server]` decides who gets in: hosts, keys and certificates that go together or do not.
+"""What of `[server]` decides who gets in: hosts, ports, keys and certificates that go together.
 
 Asked before a model is loaded. Reads files, binds nothing.
 """
@@ -48,6 +48,7 @@ def require_safe_door(server: ServerConfig) -> ServerConfig:
         )
         raise InvalidField("server.host", problem)
     _require_certificate(server)
+    _require_two_ports(server)
     return server
 
 
@@ -113,6 +114,17 @@ def _host_name(text: str) -> str:
 
 def _whole(path: str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
+
+
+def _require_two_ports(server: ServerConfig) -> None:
+    """Each API has one of its own; elsewhere `--port` is that of OpenAI's."""
+    port = server.grpc_port
+    if port and port == server.http_port_wish:
+        problem = (
+            f"{port} is the port of OpenAI's API as well; --port is gRPC's and --http-port that of "
+            "OpenAI's API: leave one of them out, or type another one"
+        )
+        raise InvalidField("server.grpc_port", problem)
 
 
 def _require_certificate(server: ServerConfig) -> None:

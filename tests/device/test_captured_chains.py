@@ -21,7 +21,10 @@ from tests.exactness.speculative import Models
 __all__ = ["plain"]
 
 NAMES = ["language model", "eagle3", "eagle3 of SGLang"]
-DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+DTYPES = [
+    torch.float32,
+    pytest.param(torch.bfloat16, marks=[pytest.mark.slow, pytest.mark.long]),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

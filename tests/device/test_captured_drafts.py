@@ -30,7 +30,16 @@ from tests.target_node.scripted_drafts import Drafting
 
 GEMMA4 = Path(__file__).parents[1] / "fixtures/golden/dspark_gemma4_b4_draftonly"
 NAMES = ["dspark vanilla", "dspark gated", "dspark rnn", "dflash fill in", "speculators"]
-QUICK = ["dspark vanilla", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+CASES = [
+    ("dspark vanilla", torch.float32),
+    *(pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in NAMES[1:]),
+    pytest.param("dspark rnn", torch.bfloat16, marks=pytest.mark.slow),
+    *(
+        pytest.param(name, torch.bfloat16, marks=[pytest.mark.slow, pytest.mark.long])
+        for name in NAMES
+        if name != "dspark rnn"
+    ),
+]
 
 
 def test_captured_noise_has_the_bits_of_other_noise(cuda: PretendedCuda):
@@ -48,10 +57,7 @@ def near(dtype: torch.dtype) -> float:
     return 1e-4 if dtype is torch.float32 else 0.1
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_blocks_are_those_of_a_pass_that_is_not_captured(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
 ):
@@ -70,7 +76,9 @@ def test_confidences_of_distributions_are_captured_with_the_draws(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)]
+)
 def test_layers_of_gemma4(cuda: PretendedCuda, dtype: torch.dtype):
     def make(dtype: torch.dtype, backend: Backend) -> Drafter:
         given = options(backend=backend, dtype=dtype, num_context_tokens=4096, max_positions=256)
@@ -127,15 +135,17 @@ def plain(models: Models) -> dict:
 # Captured draws of every drafter under every method are compared one by one above: here each has
 # its part in a whole loop, and those whose tokens are dealt with in another way under each method.
 LOOPS = [
-    *((name, VerificationMethod.COUPLED) for name in NAMES),
+    ("dspark vanilla", VerificationMethod.FORESEEABLE),
+    ("dspark gated", VerificationMethod.COUPLED),
     ("dspark rnn", VerificationMethod.REJECTION),
     ("dflash fill in", VerificationMethod.FORESEEABLE),
-    *(
-        (name, method)
-        for name in ("dspark vanilla", "speculators")  # which has fewer tokens than the target
-        for method in VerificationMethod
-        if method is not VerificationMethod.COUPLED
-    ),
+    ("speculators", VerificationMethod.REJECTION),  # which has fewer tokens than the target
+]
+LOOPS += [
+    pytest.param(name, method, marks=pytest.mark.long)
+    for name in NAMES
+    for method in VerificationMethod
+    if (name, method) not in LOOPS
 ]
 
 
@@ -155,7 +165,13 @@ def test_a_target_whose_draft_is_captured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dspark vanilla",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("dspark rnn", "dflash fill in")),
+    ],
+)
 def test_a_draft_process_whose_passes_are_captured(cuda: PretendedCuda, models: Models, name: str):
     settings = {"default_method": VerificationMethod.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     settings |= {"backend": CudaGraphBackend(DEVICE)}

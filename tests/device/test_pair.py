@@ -32,7 +32,8 @@ NAMES = [
 # Blocks of the others in 16 bits are compared in test_captured_drafts.py.
 BRAINY = ["dspark vanilla", "eagle3", "language model", "dflash with a local head"]
 BRAINY += ["the target itself", "ngram"]
-CASES = [(name, torch.float32) for name in NAMES] + [(name, torch.bfloat16) for name in BRAINY]
+CASES = [(name, torch.float32) for name in NAMES]
+CASES += [pytest.param(name, torch.bfloat16, marks=pytest.mark.long) for name in BRAINY]
 
 
 @pytest.mark.slow

@@ -76,6 +76,9 @@ _OTHERS = "a model or drafter that has to be fetched, of gigabytes"
 _CORES = "needs more cores than a small machine has"
 _MACHINES = "needs two machines; tests/service/test_hosts.py runs it on two network namespaces"
 _NODES = "needs three machines; tests/service/test_draft_nodes.py runs it on one"
+_PODMAN = "needs podman and the index; tests/docs/test_deploy.py reads the Containerfile"
+_SYSTEMD = "changes the machine, as root; tests/docs/test_deploy.py reads the unit"
+_KUBERNETES = "needs Kubernetes; tests/docs/test_deploy.py reads the manifests"
 _GATEWAY = "a program of others, run by `python -m bench.clients.gateway`"
 
 # By command, why it is parsed by its own parser and not run.
@@ -110,9 +113,19 @@ PARSED = {
     "--rendezvous 10.0.0.1:29400 --private-network": _MACHINES,
     "specserve launch --topology 2+1 --speculation async --nnodes 2 --node-rank 1 "
     "--rendezvous 10.0.0.1:29400 --private-network": _MACHINES,
-    "kubectl create secret generic specserve-keys --from-file=keys": "needs Kubernetes",
-    "kubectl apply -f docs/deploy/kubernetes/one-node.yaml": "needs Kubernetes; "
-    "tests/docs/test_deploy.py reads the manifests",
+    "podman build -f docs/deploy/Containerfile -t specserve .": _PODMAN,
+    "podman secret create specserve-keys keys": _PODMAN,
+    "podman run --name specserve --secret specserve-keys,target=keys,uid=10001,mode=0400 "
+    "--volume specserve-cache:/cache --publish 8000:8000 --publish 7411:7411 specserve": _PODMAN,
+    "useradd --system --create-home specserve": _SYSTEMD,
+    "install -D --owner specserve --mode 600 keys /etc/specserve/keys": _SYSTEMD,
+    "cp docs/deploy/specserve.service /etc/systemd/system/": _SYSTEMD,
+    "systemctl enable --now specserve": _SYSTEMD,
+    "journalctl --unit specserve --follow": _SYSTEMD,
+    "kubectl create secret generic specserve-keys --from-file=keys": _KUBERNETES,
+    "kubectl apply -f docs/deploy/kubernetes/one-node.yaml": _KUBERNETES,
+    "kubectl port-forward service/specserve 8000": _KUBERNETES,
+    "curl http://127.0.0.1:8000/v1/models -H 'authorization: Bearer KEY'": _KUBERNETES,
     "serve run specserve.replicas:app replicas=2 "
     "'flags=--target smollm2 --topology 1+1 --speculation async'": "needs Ray; "
     "tests/specserve/test_replicas.py runs two replicas where it is installed",

@@ -39,8 +39,15 @@ def short(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
-@pytest.mark.parametrize("name", ["dspark", "lm"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param("dspark", SYNC, id="dspark-sync"),
+        pytest.param("lm", ASYNC, id="lm-async"),
+        pytest.param("dspark", ASYNC, id="dspark-async", marks=pytest.mark.long),
+        pytest.param("lm", SYNC, id="lm-sync", marks=pytest.mark.long),
+    ],
+)
 def test_nothing_is_drafted_beyond_the_positions_of_a_drafter(tmp_path, service, name, mode):
     drafter = short(tmp_path / name, name)
     flags = ["--oversubscribe", "--drafter", str(drafter)]

@@ -80,6 +80,22 @@ def test_the_version_is_printed(specserve):
             ("launch", "Qwen/Qwen3-0.6B"),
             "unrecognized arguments: Qwen/Qwen3-0.6B; a model is named by --target",
         ),
+        (
+            ("info", "Qwen3-8B"),
+            "unrecognized arguments: Qwen3-8B; a model is named by --target, a running service by",
+        ),
+        (
+            ("chat", "What is the capital of France?"),
+            "unrecognized arguments: What is the capital of France?; questions are typed in the",
+        ),
+        (
+            ("generate", "Once", "upon", "a", "time"),
+            "unrecognized arguments: upon a time; a prompt of several words is one in quotation",
+        ),
+        (
+            ("top", "127.0.0.1:7411"),
+            "unrecognized arguments: 127.0.0.1:7411; a running service is named by --connect",
+        ),
         (("generate", "--target", "/proc", "x"), "model.target: /proc is no model folder"),
         (("train",), "kind: is missing; type specserve train data|dspark|dflash|eagle3|"),
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),

@@ -41,6 +41,8 @@ _AS_IT_IS: dict[str, Any] = {
     "length_penalty": 1,
     "modalities": ["text"],
 }
+THINKING = 'chat_template_kwargs, as {"enable_thinking": false}, where the model\'s template has it'
+_ABOUT_THINKING = frozenset({"reasoning", "reasoning_effort", "include_reasoning", "thinking"})
 _NESTED = frozenset({"messages", "stream_options"})  # fields with fields of their own
 _DEEPEST = 4  # that these go: messages, one of them, its content, a part of it
 
@@ -327,5 +329,7 @@ def _unknown_problem(name: str, kind: type[AnyBody], reading: Reading) -> str:
         if kind is not ChatBody:
             return f"is no field of {kind.noun}; POST /v1/chat/completions has tools"
         return f"is no field of {kind.noun} here; send {TOOLS_ELSEWHERE[name]}"
+    if name in _ABOUT_THINKING and kind is ChatBody:
+        return f"is no field of {kind.noun} here; send {THINKING}"
     problem = unknown(name, kind.noun, list(kind.__struct_fields__))
     return f"{problem} (launch --lenient ignores unknown fields)"

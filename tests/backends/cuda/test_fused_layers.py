@@ -141,7 +141,11 @@ def test_layers_compute_what_they_computed(tmp_path: Path, config: dict):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(QWEN3, id="qwen3"), pytest.param(LLAMA, id="llama", marks=pytest.mark.long)],
+)
 def test_a_backend_fuses_what_flashinfer_has_kernels_for(
     cuda: PretendedCuda, tmp_path: Path, config: dict
 ):

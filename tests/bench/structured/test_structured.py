@@ -108,12 +108,13 @@ def test_a_grammar_costs_what_its_tokens_take_more_than_others():
 @pytest.mark.slow
 def test_a_whole_run_is_valid_and_equal(tmp_path):
     words = ["--quick", "--target", "tiny", "--only", "validity", "drafts", "--drafters", "lm"]
-    assert main([*words, "--num-prompts", "2", "--out", str(tmp_path)]) == 0
+    words += ["--requests", "16", "--num-prompts", "2"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
     results = msgspec.json.decode((tmp_path / RESULTS_FILE).read_bytes(), type=Results)
     validity, drafts = results.validity, results.drafts
     assert results.is_sound
     assert validity.by_mode.keys() == {"off", "sync", "async"}
-    assert all(each.num_whole >= 20 for each in validity.by_mode.values())
+    assert all(each.num_whole >= 10 for each in validity.by_mode.values())
     assert all(validity.by_mode[mode].accept_len > 1 for mode in ("sync", "async"))
     assert all(cell.num_masks > 1 and cell.mask_ms > 0 for cell in drafts)
     assert sum(cell.masked.value for cell in drafts) > sum(cell.unmasked.value for cell in drafts)

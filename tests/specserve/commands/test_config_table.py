@@ -52,6 +52,16 @@ def test_a_name_is_printed_as_it_is(capsys):
     assert "[bold]" in capsys.readouterr().out
 
 
+def test_a_log_has_whole_lines_and_no_more(capsys):
+    path = "/models/" + "of-a-name/" * 40 + "model.gguf"
+    print_config({"model.target": path, "model.name": "tiny"})
+    heading, target, name, *rest = capsys.readouterr().out.splitlines()
+    assert (heading.split(), target.split()) == (["setting", "value"], ["model.target", path])
+    assert name.split() == ["model.name", "tiny"]
+    assert "".join(rest) == ""
+    assert max(map(len, (heading, target, name))) < len(path) + 40
+
+
 def telling(**sections: object) -> dict[str, str]:
     wish = Config(**sections)
     return telling_rows(wish, resolve(wish, MACHINE, read_spec(EMBEDDED_TARGET), EMBEDDED_TARGET))

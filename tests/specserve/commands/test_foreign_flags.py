@@ -44,6 +44,7 @@ LAUNCH = build_parser().commands["launch"].flags
         ("launch --speculative-config", "type --drafter FOLDER"),
         ("launch --trust-remote-code", "leave it out"),
         ("launch --enable-auto-tool-choice", "leave it out: tools are served"),
+        ("launch --reasoning-parser qwen3", "leave it out: what a model thinks is part of"),
         ("launch --chat-template x.jinja", "put chat_template.jinja into the model's folder"),
         ("launch --api-key secret", "type --api-key-file FILE, with a key a line"),
         ("launch --ssl-certfile cert.pem", "type --tls-cert cert.pem"),

@@ -8,6 +8,7 @@ import pytest
 from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
+    draft_node_remark,
     dtype_remark,
     link_remark,
     memory_remark,
@@ -45,6 +46,13 @@ def test_ballast_is_told_with_its_size(ballast, told):
 @pytest.mark.parametrize("ballast", [None, "0"])
 def test_without_ballast_nothing_is_said_of_it(ballast):
     assert ballast_remark(served(ballast=ballast)) is None
+
+
+def test_who_waits_for_a_draft_node_is_told_how_one_is_started():
+    topology = TopologyConfig(topology="1+1", draft_address="127.0.0.1:7500")
+    told = draft_node_remark(ResolvedConfig(topology=topology)) or ""
+    assert "specserve draft --attach-to 127.0.0.1:7500, with the same --target" in told
+    assert draft_node_remark(ResolvedConfig(topology=TopologyConfig(topology="1+1"))) is None
 
 
 def remarks_of(**model: object) -> list[str | None]:

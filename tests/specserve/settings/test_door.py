@@ -86,6 +86,20 @@ def test_insecure_and_keys_contradict_each_other(keys):
     assert problem(api_key_file=str(keys), insecure=True).startswith("server.insecure: says that")
 
 
+@pytest.mark.parametrize(
+    "ports", [{"grpc_port": 8000}, {"http_port": 7411}, {"grpc_port": 9, "http_port": 9}]
+)
+def test_each_api_has_a_port_of_its_own(ports):
+    told = problem(**ports)
+    assert told.startswith(f"server.grpc_port: {max(ports.values())} is the port of OpenAI's API")
+    assert "--port is gRPC's and --http-port that of OpenAI's API" in told
+    assert require_safe_door(ServerConfig(**ports, http=False))
+
+
+def test_any_free_port_is_another_one_each_time():
+    assert require_safe_door(ServerConfig(grpc_port=0, http_port=0))
+
+
 def test_a_limit_of_each_key_needs_keys():
     assert "type --api-key-file FILE as well" in problem(max_requests_per_key=3)
 

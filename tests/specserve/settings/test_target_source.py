@@ -61,6 +61,27 @@ def test_a_folder_becomes_absolute(tmp_path, monkeypatch):
     assert locate_target("mine") == tmp_path / "mine"
 
 
+def test_a_folder_of_gguf_files_is_told_to_name_one(tmp_path):
+    for name in ("b-Q8_0.gguf", "a-Q4_K_M.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(InvalidField) as caught:
+        locate_target(str(tmp_path))
+    assert str(caught.value) == (
+        f"model.target: '{tmp_path}' has GGUF files and no safetensors; name one of them, such as "
+        f"{tmp_path / 'a-Q4_K_M.gguf'}"
+    )
+    (tmp_path / "model.safetensors").touch()
+    assert locate_target(str(tmp_path)) == tmp_path
+
+
+def test_a_repository_of_gguf_files_is_told_how_to_fetch_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(InvalidField, match=r"'a/b-GGUF' has no safetensors .*hf download a/b-GG"):
+        locate_target("a/b-GGUF")
+    (tmp_path / "model.safetensors").touch()
+    assert locate_target("a/b") == tmp_path
+
+
 @pytest.mark.parametrize("name", ["", "nowhere", "a/b/c", __file__])
 def test_what_is_neither_folder_nor_hub_id_is_refused(name):
     with pytest.raises(

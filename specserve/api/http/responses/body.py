@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from specserve.api.http.answers import Json
-from specserve.api.http.bodies import CHATS, AnyBody, SpecWishes, Stop
+from specserve.api.http.bodies import CHATS, THINKING, AnyBody, SpecWishes, Stop
 from specserve.api.http.responses.functions import SentFunction
 from specserve.api.http.responses.items import KNOWN
 from specserve.api.http.structured import StructuredOutputs
@@ -105,9 +105,6 @@ class ResponsesBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return LOGPROBS in (self.include or ())
 
 
-_THINKING = (
-    'chat_template_kwargs, as {"enable_thinking": false}, where the model\'s template has it'
-)
 _SCHEMA = 'text: {"format": {"type": "json_schema", ...}}, or structured_outputs'
 READING = CHATS._replace(
     without_meaning=frozenset({
@@ -131,8 +128,8 @@ READING = CHATS._replace(
         "n": "as many requests, each with a seed of its own",
         "prompt": "instructions and input",
         "prompt_logprobs": "the prompt to /v1/completions",
-        "reasoning": _THINKING,
-        "reasoning_effort": _THINKING,
+        "reasoning": THINKING,
+        "reasoning_effort": THINKING,
         "response_format": _SCHEMA,
     },
     nested=frozenset({"input", "stream_options"}),

@@ -104,6 +104,16 @@ def test_what_is_far_from_all_fields_is_told_all_of_them():
     assert "top_p (launch --lenient ignores unknown fields)" in said
 
 
+def test_who_asks_for_thought_is_told_how_templates_are_asked():
+    said = refusal(ChatBody, {"messages": [USER], "reasoning_effort": "low"})
+    assert said == (
+        "reasoning_effort: is no field of a chat completion here; send chat_template_kwargs, as "
+        '{"enable_thinking": false}, where the model\'s template has it'
+    )
+    said = refusal(CompletionBody, {"prompt": "fox", "reasoning_effort": "low"})
+    assert "chat_template_kwargs" not in said
+
+
 def test_bodies_of_other_paths_say_it_alike():
     said = refusal(DetokenizeBody, {"token": [1]})
     assert "token: is no field of POST /detokenize; did you mean tokens?" in said
