@@ -50,8 +50,13 @@ def main(role: str) -> int:
     if (code := start_badly(behaviour, name, arguments.ready_fd, is_first=is_first)) is not None:
         return code
     stopping: list[int] = []
-    ignoring = behaviour == "ignore_sigterm"
-    signal.signal(signal.SIGTERM, lambda *_: None if ignoring else stopping.append(1))
+
+    def be_told(*_: object) -> None:
+        (folder / f"{name}.told").write_text("now")
+        if behaviour != "ignore_sigterm":
+            stopping.append(1)
+
+    signal.signal(signal.SIGTERM, be_told)
     links = [SharedRegion.attach(fd) for fd in arguments.link_fds]
     report_ready(arguments.ready_fd, address="127.0.0.1:1" if role == "api" else "")
     heard = folder / f"{name}.heard"
