@@ -150,7 +150,7 @@ PLANTS = [
         name="the-dead-want-something",
         file="target_node/speculation/draft_links.py",
         symbol="DraftLinks._want",
-        was="if self.with_epoch(message.epoch) is not None:",
+        was="if peer is not None and peer.index == message.draft:",
         becomes="if message.epoch <= self._last_epoch:",
         tests=(f"{_LINKS}::test_only_the_living_may_want_something",),
         breaks="a dead draft's last wish is told to its successor",

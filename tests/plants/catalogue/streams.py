@@ -12,10 +12,7 @@ PLANTS = [
         name="segments-in-order-of-arrival",
         file="draft_node/draft_slots.py",
         symbol="DraftSlots._add",
-        was="""
-            stream.segments.append(segment)
-            stream.segments.sort(key=lambda part: part.start)
-        """,
+        was="bisect.insort(stream.segments, segment, key=lambda part: part.start)",
         becomes="stream.segments.append(segment)",
         tests=(f"{_STREAMS}::test_pieces_in_any_order_make_the_context_that_one_piece_makes",),
         breaks="a context that came in another order stands still",
@@ -48,8 +45,8 @@ PLANTS = [
         name="branch-numbers-start-anew",
         file="draft_node/draft_slots.py",
         symbol="DraftSlots._drop_context",
-        was="stream.segments.clear()",
-        becomes="stream.segments.clear()\nstream.num_branches.clear()",
+        was="self._forget_segments(stream)",
+        becomes="self._forget_segments(stream)\nstream.num_branches.clear()",
         tests=(f"{_STREAMS}::test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost",),
         breaks="after a lost context a round's noise is used twice",
         ways=_ASYNC,

@@ -204,7 +204,7 @@ REFUSALS = [
     (DSPARK, {"mask_token_id": 64}, "outside the vocabulary"),
     (DSPARK, {"layer_types": ["sliding_attention"]}, "only full_attention"),
     (DSPARK, {"attention_bias": True}, "attention_bias"),
-    (DSPARK, {"quantization_config": {"bits": 4}}, "quantized"),
+    (DSPARK, {"quantization_config": {"bits": 4}}, "quantised"),
     (DFLASH, {"enable_confidence_head": True, "confidence_head_with_markov": True}, "no Markov"),
     (DSPARK, {"architectures": ["DSparkDraftModel"]}, "projector_type: None is not 'dspark'"),
     (ZLAB, nested(ZLAB, "dflash_config", projector_type="domino"), "'domino' is another"),
