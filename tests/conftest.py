@@ -15,6 +15,7 @@ import pytest
 from specserve.processes.local_service import local_service
 from specserve.settings.kept_files import FOLDER_VARIABLE
 from specserve.settings.target_source import EMBEDDED_TARGET
+from tests import long_runs
 from tests.reliability.scale import is_long
 
 # Inherited by every process a test starts, so that orphans of this run can be told from others.
@@ -33,12 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`long` tests are left to long runs; `gpu` and `multigpu` tests say why they are skipped."""
-    if not is_long():
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    _leave_out_long_ones(config, items)
     marked = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
     if not marked:
         return
@@ -50,6 +49,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if num_devices < needed:
             reason = f"needs {needed} CUDA device(s), {num_devices} found"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A type of numbers by its name."""
+    return str(val).removeprefix("torch.") if type(val).__name__ == "dtype" else None
+
+
+def _leave_out_long_ones(config: pytest.Config, items: list[pytest.Item]) -> None:
+    node_ids = [item.nodeid for item in items]
+    if not any("::" in argument for argument in config.args):  # then whole files are here
+        empty = long_runs.without_meaning(node_ids, long_runs.lines())
+        if empty:
+            raise pytest.UsageError("tests/left_to_long_runs.txt names no test:", *empty)
+    named = long_runs.named(node_ids, long_runs.lines())
+    left_out = [item for item in items if item.nodeid in named]
+    for item in left_out:
+        item.add_marker("long")
+    if not is_long():
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid not in named]
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,7 @@ __all__ = ["plain"]
 NAMES = ["language model", "eagle3", "eagle3 of SGLang"]
 DTYPES = [
     torch.float32,
-    pytest.param(torch.bfloat16, marks=[pytest.mark.slow, pytest.mark.long]),
+    pytest.param(torch.bfloat16, marks=pytest.mark.slow),
 ]
 
 

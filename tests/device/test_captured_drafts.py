@@ -33,12 +33,7 @@ NAMES = ["dspark vanilla", "dspark gated", "dspark rnn", "dflash fill in", "spec
 CASES = [
     ("dspark vanilla", torch.float32),
     *(pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in NAMES[1:]),
-    pytest.param("dspark rnn", torch.bfloat16, marks=pytest.mark.slow),
-    *(
-        pytest.param(name, torch.bfloat16, marks=[pytest.mark.slow, pytest.mark.long])
-        for name in NAMES
-        if name != "dspark rnn"
-    ),
+    *(pytest.param(name, torch.bfloat16, marks=pytest.mark.slow) for name in NAMES),
 ]
 
 
@@ -76,9 +71,7 @@ def test_confidences_of_distributions_are_captured_with_the_draws(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_of_gemma4(cuda: PretendedCuda, dtype: torch.dtype):
     def make(dtype: torch.dtype, backend: Backend) -> Drafter:
         given = options(backend=backend, dtype=dtype, num_context_tokens=4096, max_positions=256)
@@ -132,25 +125,9 @@ def plain(models: Models) -> dict:
         return texts(finished(target_on_device(models), ASKED()))
 
 
-# Captured draws of every drafter under every method are compared one by one above: here each has
-# its part in a whole loop, and those whose tokens are dealt with in another way under each method.
-LOOPS = [
-    ("dspark vanilla", VerificationMethod.FORESEEABLE),
-    ("dspark gated", VerificationMethod.COUPLED),
-    ("dspark rnn", VerificationMethod.REJECTION),
-    ("dflash fill in", VerificationMethod.FORESEEABLE),
-    ("speculators", VerificationMethod.REJECTION),  # which has fewer tokens than the target
-]
-LOOPS += [
-    pytest.param(name, method, marks=pytest.mark.long)
-    for name in NAMES
-    for method in VerificationMethod
-    if (name, method) not in LOOPS
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sampler"), LOOPS)
+@pytest.mark.parametrize("sampler", list(VerificationMethod))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_target_whose_draft_is_captured(
     cuda: PretendedCuda, models: Models, plain: dict, name: str, sampler: VerificationMethod
 ):
@@ -165,13 +142,7 @@ def test_a_target_whose_draft_is_captured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dspark vanilla",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("dspark rnn", "dflash fill in")),
-    ],
-)
+@pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
 def test_a_draft_process_whose_passes_are_captured(cuda: PretendedCuda, models: Models, name: str):
     settings = {"default_method": VerificationMethod.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     settings |= {"backend": CudaGraphBackend(DEVICE)}

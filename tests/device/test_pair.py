@@ -33,7 +33,7 @@ NAMES = [
 BRAINY = ["dspark vanilla", "eagle3", "language model", "dflash with a local head"]
 BRAINY += ["the target itself", "ngram"]
 CASES = [(name, torch.float32) for name in NAMES]
-CASES += [pytest.param(name, torch.bfloat16, marks=pytest.mark.long) for name in BRAINY]
+CASES += [(name, torch.bfloat16) for name in BRAINY]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import long_runs
 from tests.plants import workshop
 from tests.plants.__main__ import REPORT, ROOT, main
 from tests.plants.catalogue import PLANTS
@@ -184,6 +185,11 @@ def test_every_test_that_a_plant_names_is_there():
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *tests]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-2000:]
+
+
+def test_what_catches_a_plant_is_not_left_to_long_runs():
+    tests = [test for plant in PLANTS for test in plant.tests]
+    assert long_runs.named(tests, long_runs.lines()) == set()
 
 
 @pytest.mark.slow

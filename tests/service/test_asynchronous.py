@@ -126,11 +126,11 @@ def test_an_answer_says_what_was_drafted_elsewhere(pair: Launched):
     ("topology", "settings"),
     [
         ("1+1", ("speculation.miss_policy=draft_now",)),
-        pytest.param("1+1", ("speculation.miss_policy=auto",), marks=pytest.mark.long),
+        ("1+1", ("speculation.miss_policy=auto",)),
         ("1+1", ("speculation.miss_policy=ngram", "speculation.drafter=lm")),
         ("1+1", ("speculation.mode=auto", "speculation.miss_policy=auto")),
-        pytest.param("1+2", (), marks=pytest.mark.long),  # attacked below
-        pytest.param("2+1", (), marks=pytest.mark.long),  # in test_hosts.py on two of them
+        ("1+2", ()),  # attacked below
+        ("2+1", ()),  # in test_hosts.py on two of them
         ("4+1", ("model.ballast=30M",)),
     ],
 )

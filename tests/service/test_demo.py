@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
 def test_a_demonstration_told_to_stop_stops_its_service_first(signum: int, code: int):
     demo = subprocess.Popen(

@@ -44,8 +44,8 @@ def short(folder: Path, name: str) -> Path:
     [
         pytest.param("dspark", SYNC, id="dspark-sync"),
         pytest.param("lm", ASYNC, id="lm-async"),
-        pytest.param("dspark", ASYNC, id="dspark-async", marks=pytest.mark.long),
-        pytest.param("lm", SYNC, id="lm-sync", marks=pytest.mark.long),
+        pytest.param("dspark", ASYNC, id="dspark-async"),
+        pytest.param("lm", SYNC, id="lm-sync"),
     ],
 )
 def test_nothing_is_drafted_beyond_the_positions_of_a_drafter(tmp_path, service, name, mode):

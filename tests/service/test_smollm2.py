@@ -113,7 +113,7 @@ def test_speculation_changes_nothing(plain: list[Outcome], name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("2+1", marks=pytest.mark.long), "4+1"])
+@pytest.mark.parametrize("name", ["2+1", "4+1"])
 def test_nor_do_ranks_that_its_heads_do_not_divide_by(plain: list[Outcome], name: str):
     """Nine query heads on three key-value heads: dealt unevenly, and one kept twice by four."""
     found, num_killed = with_drafts([REQUESTS[i] for i in SHORT], SERVICES[name], kills=0)

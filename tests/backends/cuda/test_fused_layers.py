@@ -144,7 +144,7 @@ def test_layers_compute_what_they_computed(tmp_path: Path, config: dict):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(QWEN3, id="qwen3"), pytest.param(LLAMA, id="llama", marks=pytest.mark.long)],
+    [pytest.param(QWEN3, id="qwen3"), pytest.param(LLAMA, id="llama")],
 )
 def test_a_backend_fuses_what_flashinfer_has_kernels_for(
     cuda: PretendedCuda, tmp_path: Path, config: dict

@@ -63,7 +63,6 @@ def test_a_minimal_run_compares_the_arms_on_both_turns(tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_stopped_run_keeps_its_whole_passes(tmp_path, monkeypatch):
     ask_all = Run._ask_all
     calls = []

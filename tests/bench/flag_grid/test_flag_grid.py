@@ -90,7 +90,6 @@ def test_what_cannot_be_measured_is_refused(words, field):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_minimal_run_compares_every_service_under_every_load(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(cells, "BY_HAND", BY_HAND[:1])  # of the services that are alike one is left
     words = ["--quick", "--unpinned", "--target", "tiny", "--ballast", "none", "--cells", "0"]

@@ -105,7 +105,6 @@ def test_a_sound_service_passes_under_both_methods(audit, drafter):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_drafts_from_another_process_are_audited_against_a_target_without_one(audit, drafter):
     words = ["--topology", "1+1", "--oversubscribe", "--verification", "foreseeable"]
     # Blocks are waited for: on a busy machine a draft process might never be in time. Of few rows
@@ -219,7 +218,6 @@ def failed_distributions(report: dict) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_penalties_that_drafted_tokens_do_not_get_fail_where_there_are_some(audit_broken):
     report = audit_broken(FORGETS_PENALTIES_OF_DRAFTED_TOKENS, *REJECTION)
     assert {sampling for sampling, _ in failed_distributions(report)} == {"penalties, top 3, t 0.7"}
@@ -233,7 +231,6 @@ def test_an_error_that_begins_deep_in_blocks_fails_there_and_nowhere_else(audit_
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_log_probabilities_of_unseeded_answers_are_the_targets(audit_broken, tiny, drafter):
     flags = ("--target", str(tiny), "--drafter", str(drafter), *REJECTION)
     report = audit_broken(LOGPROBS_OF_THE_FIRST_ROW, *flags, sizes=FEWER)
@@ -252,7 +249,6 @@ def test_a_service_that_accepts_too_much_fails_by_its_text(audit_broken, tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_where_no_draft_is_verified_nothing_is_shown(audit, drafter):
     words = ("--drafter", str(drafter), "--verification", "rejection", *FEWEST)
     code, report = audit(*words, "--set", "speculation.min_survival=1")

@@ -46,7 +46,7 @@ def run_ranks(folder: Path, size: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_several_ranks_give_the_bits_of_one(folder, alone, size):
     ranks = run_ranks(folder, size)
 
