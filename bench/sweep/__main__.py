@@ -5,6 +5,7 @@
     python -m bench.sweep --batch-sizes 1,8 --modes off,sync --policies price,causal,threshold:0.3
     python -m bench.sweep --rates 0.5,1,2 --arrivals poisson,bursty --latency-target-ms 2000 100
     python -m bench.sweep --topologies 1+0,1+1,2+0 --temperature 0 1 --prompts spec_bench.jsonl
+    python -m bench.sweep --fresh --repeats 5 --batch-sizes 4,64 --modes off,auto
 
 Real services, asked over gRPC. A stopped sweep goes on with the same command. Writes results.json
 and report.md to --out, again after every comparison, and plots in the end; definitions are in
@@ -106,6 +107,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--requests", type=int, metavar="N",
         help="of a turn, at least: twice as many as are in flight are asked")  # fmt: skip
     add("--repeats", type=int, metavar="N", help="turns of every arm under a load (default: 3)")
+    add("--fresh", action="store_true",
+        help="start all services anew for every repeat: figures do not depend on how fast a single "
+        "one happens to be")  # fmt: skip
     add("--warm-up", type=float, metavar="S", help="of every load, for async and auto")
     add("--latency-target-ms", type=float, nargs=2, metavar=("TTFT", "TPOT"),
         help="what goodput counts (default: 2000 100)")  # fmt: skip
@@ -136,6 +140,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
         "max_tokens": arguments.max_tokens,
         "requests": arguments.requests,
         "repeats": arguments.repeats,
+        "fresh": arguments.fresh,
         "warm_up_s": arguments.warm_up,
         "budget_s": arguments.budget,
     }
@@ -269,7 +274,10 @@ def _measure(
     try:
         if left:
             kept.begin(describe_machine())
-            with progress_bar(num_steps(left), console) as advance, asyncio.Runner() as runner:
+            with (
+                progress_bar(num_steps(left, options.plan), console) as advance,
+                asyncio.Runner() as runner,
+            ):
                 Run(
                     options,
                     kept,

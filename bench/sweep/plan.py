@@ -64,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = MAX_TOKENS  # of an answer
     requests: int  # of a turn, at least; and twice as many as are in flight
     repeats: int = 3
+    fresh: bool = False  # other processes for every repeat: no two of the same kind are as fast
     warm_up_s: float  # of every load, for what chooses by what it has measured
     budget_s: float | None = None  # after that long, as little as possible of what is left
 

@@ -156,7 +156,8 @@ def conditions(results: Results) -> str:
         f"- Answers of up to {plan.max_tokens} tokens{sampling}, seeded, so that every arm gives "
         "the same texts: they were compared, and are equal.",
         f"- Real services, all alive, one of them asked; {plan.repeats} repeats, in each of which "
-        "the arms take turns with the same requests, in another order. "
+        "the arms take turns with the same requests, in another order"
+        + (", asked of services started anew. " if plan.fresh else ". ")
         + ("Pinned." if measured.is_pinned else "**Not pinned: times mean little.**"),
         "- 95 % bootstrap intervals: turns are drawn, then answers within them; ratios draw the "
         "same ones for both arms.",

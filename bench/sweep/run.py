@@ -2,8 +2,9 @@
 """The run: load after load, in each of which all arms take turns, as often as is wanted.
 
 All services are alive at once and only one of them is asked. Arms of a comparison follow each
-other, in another order every time, so that a slower spell of the machine meets all of them. What a
-former run of the command has measured is not measured again.
+other, in another order every time, so that a slower spell of the machine meets all of them. Where
+services are to be fresh, all loads have their first repeat before any has its second, which others
+serve. What a former run of the command has measured is not measured again.
 """
 
 import asyncio
@@ -97,7 +98,19 @@ class Run:
     def measure(self, runner: asyncio.Runner) -> None:
         """Raises SpecserveError where a service fails or an arm changes a text."""
         left = missing(self._options.arms, self._plan, self._kept.cells)
-        names = {arm.name for _, arms in left for arm in arms}
+        serving: int | None = None
+        for number, (comparison, _) in enumerate(left):
+            life = comparison.repeat if self._plan.fresh else 0
+            if life != serving:
+                serving = life
+                self._serve(left[number:], runner)
+
+    def _serve(
+        self, left: Sequence[tuple[Comparison, Sequence[NamedArm]]], runner: asyncio.Runner
+    ) -> None:
+        """What the same services are to measure of it, one after the other from the first on."""
+        own = [each for each in left if not self._plan.fresh or each[0].repeat == left[0][0].repeat]
+        names = {arm.name for _, arms in own for arm in arms}
         services = [arm.service for arm in self._options.arms if arm.name in names]
         cores = tuple(sorted(os.sched_getaffinity(0)))
         flags = self._options.service_flags()
@@ -107,10 +120,10 @@ class Run:
         ):
             by_name = {service.name: started[service] for service in services}
             warm: tuple[float, Load] | None = None
-            for number, (comparison, arms) in enumerate(left):
+            for number, (comparison, arms) in enumerate(own):
                 if warm != comparison[:2]:
                     warm = comparison[:2]
-                    self._warm_up(comparison, _arms_at(warm, left[number:]), by_name)
+                    self._warm_up(comparison, _arms_at(warm, own[number:]), by_name)
                 self._compare(comparison, arms, by_name, left[number:])
                 self._summarise()
 
@@ -185,7 +198,7 @@ class Run:
         if budget_s is None:
             return planned
         expected = [expected_s(each.load, self._plan, len(some)) for each, some in left]
-        loads_to_come = {each[:2] for each, _ in left} - {comparison[:2]}
+        loads_to_come = _warmed(left, self._plan) - _warmed([(comparison, arms)], self._plan)
         warm_up_s = self._plan.warm_up_s * sum(arm.learns for arm in self._options.arms)
         left_s = budget_s - self._elapsed_s() - warm_up_s * len(loads_to_come)
         return affordable(
@@ -241,10 +254,8 @@ def missing(
     """Comparisons in their order, with the arms that have not had their turn, in theirs."""
     done = {(cell.place, cell.arm) for cell in cells}
     found: list[tuple[Comparison, list[NamedArm]]] = []
-    for temperature, load, repeat in itertools.product(
-        plan.temperatures, plan.loads, range(plan.repeats)
-    ):
-        comparison = Comparison(temperature, load, repeat)
+    for comparison in _comparisons(plan):
+        load, repeat = comparison.load, comparison.repeat
         taking_part = [arm for arm in arms if arm.takes_part(load, plan)]
         turn = repeat % len(taking_part)
         order = (*taking_part[turn:], *taking_part[:turn])
@@ -252,6 +263,13 @@ def missing(
         if left:
             found.append((comparison, left))
     return found
+
+
+def _comparisons(plan: Plan) -> list[Comparison]:
+    """All of them, in their order."""
+    places = itertools.product(plan.temperatures, plan.loads, range(plan.repeats))
+    found = [Comparison(*place) for place in places]
+    return sorted(found, key=lambda each: each.repeat) if plan.fresh else found
 
 
 def _arms_at(
@@ -262,10 +280,16 @@ def _arms_at(
     return list(found.values())
 
 
-def num_steps(left: Sequence[tuple[Comparison, Sequence[NamedArm]]]) -> int:
+def num_steps(left: Sequence[tuple[Comparison, Sequence[NamedArm]]], plan: Plan) -> int:
     """Turns, and what has to be warmed up for them."""
-    loads = {comparison[:2] for comparison, _ in left}
-    return len(loads) + sum(len(arms) for _, arms in left)
+    return len(_warmed(left, plan)) + sum(len(arms) for _, arms in left)
+
+
+def _warmed(
+    left: Sequence[tuple[Comparison, Sequence[NamedArm]]], plan: Plan
+) -> set[tuple[float, Load, int]]:
+    """What services are warmed up for: every load, once in the life of each service."""
+    return {(c.temperature, c.load, c.repeat if plan.fresh else 0) for c, _ in left}
 
 
 def check_texts(cell: Cell, others: Sequence[Cell], seeds: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ def test_arms_take_turns_in_an_order_that_rotates():
     places = [comparison for comparison, _ in missing(ARMS, PLAN, [])]
     assert len(places) == len(set(places)) == 2 * 3 * 3
     assert str(places[-1]) == "4 a second, poisson, T 1, repeat 3"
-    assert num_steps(missing(ARMS, PLAN, [])) == 2 * 3 + 2 * 3 * 3 * 2
+    assert num_steps(missing(ARMS, PLAN, []), PLAN) == 2 * 3 + 2 * 3 * 3 * 2
 
 
 def test_what_is_there_is_not_measured_again():
@@ -82,6 +82,7 @@ class Stage:
         texts_may_differ: bool = False,
     ) -> None:
         self.turns: list[tuple[str, Turn]] = []
+        self.lives: list[int] = []  # how many turns there had been when services were started
         self.now_s = 0.0
         self.text = "same"
         self._request_s = request_s
@@ -104,6 +105,7 @@ class Stage:
 
     @contextmanager
     def _running(self, services, flags, runner):
+        self.lives.append(len(self.turns))
         yield {service: service.name for service in services}
 
     def _ask(self, service: str, turn: Turn) -> Asked:
@@ -141,6 +143,22 @@ def test_all_arms_of_a_comparison_are_asked_the_same_and_each_comparison_somethi
     warm = [turn for _, turn in stage.turns if turn.max_tokens != PLAN.max_tokens]
     assert len(warm) == 2 * 3 * 2
     assert not {seed for turn in warm for seed in turn.seeds} & set(seeds)
+
+
+@pytest.mark.parametrize("num_done", [0, 3])
+def test_fresh_services_serve_one_repeat_of_every_load(monkeypatch, tmp_path, num_done):
+    plan = msgspec.structs.replace(PLAN, rates=(), temperatures=(1.0,), fresh=True)
+    stage = Stage(monkeypatch, tmp_path, plan)
+    order = [(c, arm.name) for c, turns in missing(ARMS, plan, []) for arm in turns]
+    for comparison, name in order[:num_done]:  # of the first life's four turns
+        kept = msgspec.structs.replace(cell(name), answers=[answer()] * 2)
+        stage.kept.keep(msgspec.structs.replace(kept, load=comparison.load))
+    stage.run.measure(None)
+    places = [(c.repeat, c.load.in_flight) for c in stage.kept.cells]
+    assert places == [(repeat, size) for repeat in range(3) for size in (1, 1, 2, 2)]
+    assert stage.lives == [0, *((8, 16) if not num_done else (2, 10))]
+    left = missing(ARMS, plan, stage.kept.cells[:num_done])
+    assert num_steps(left, plan) == (3 * 2 if not num_done else 5) + 12 - num_done
 
 
 def test_without_time_enough_every_arm_is_asked_fewer_requests_and_all_loads_are_measured(
