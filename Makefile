@@ -63,8 +63,8 @@ test-fast: setup
 # that are left out there because others show nearly the same.
 test-long: setup
 	$(BIN)/python -m tests.reliability
-	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/exactness
-	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m long \
+	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --timeout 7200 --dist loadfile tests/exactness
+	SPECSERVE_LONG_TESTS=1 $(BIN)/python -m pytest -q -n 2 --timeout 7200 --dist loadfile -m long \
 	  --ignore tests/exactness
 
 lint: setup

@@ -83,7 +83,7 @@ def compare(source: Source, num_tokens: int) -> list[Measured]:
 
 def compared(source: Source, setting: Setting, row: Row, role: str, num_tokens: int) -> Measured:
     """One arm, simulated; `role` says how much of it was told."""
-    made = simulate(setting, tokens_each=num_tokens // source.batch_size)
+    made = simulate(setting, tokens_each=max(1, num_tokens // source.batch_size))
     measured, hits = row["tokens_per_s"]["value"], row["hit_rate"]
     return Measured(
         source=source.folder,

@@ -39,7 +39,7 @@ def _load(row: Row) -> tuple[str, int, float]:
 
 def _compared(plain: Row, row: Row, num_tokens: int) -> Measured:
     ballast, size, temperature = _load(row)
-    made = simulate(_setting(plain, row), tokens_each=num_tokens // size)
+    made = simulate(_setting(plain, row), tokens_each=max(1, num_tokens // size))
     measured = row["tokens_per_s"]["value"]
     return Measured(
         source=_SOURCE,

@@ -63,8 +63,11 @@ def simulate(
 ) -> Outcome:
     """Run until every request slot has made so many tokens on average, or so many rounds.
 
-    What comes in the first `warm_up` of that is not counted: the planner learns.
+    What comes in the first `warm_up` of that is not counted: the planner learns. Raises ValueError
+    for less than a token.
     """
+    if tokens_each < 1:
+        raise ValueError(f"tokens_each: {tokens_each} is below 1")
     clock = VirtualTime()
     with shipped_code_reads(clock):
         kind = OutcomeKind.of("coupled", setting.requests.temperature)
@@ -89,15 +92,15 @@ def _run(
     """All targets, whosever round ends first."""
     begins_s = clock.now_s
     events = [(begins_s, place) for place in range(len(targets))]
-    left = len(targets)
+    left = set(range(len(targets)))
     while left:
         clock.now_s, place = heapq.heappop(events)
         target = targets[place]
-        was_over = target.is_over(wanted, rounds_at_most)
         heapq.heappush(events, (target.turn(), place))
         if not target.counts and target.has_done(warm_up, wanted, rounds_at_most):
             target.begin_to_count()
-        left -= target.is_over(wanted, rounds_at_most) and not was_over
+        if target.counted.rows and target.is_over(wanted, rounds_at_most):
+            left.discard(place)
 
 
 class SimulatedTarget:

@@ -202,3 +202,15 @@ def test_a_run_leaves_the_machines_clock_where_it_was():
 def test_forwards_of_free_tokens_take_the_same():
     assert free_tokens().at(4, 100).seconds([1, 99]).tolist() == [FORWARD_S, FORWARD_S]
     assert ALWAYS.hit_rate(1) == 1
+
+
+@pytest.mark.parametrize("num_at_once", [1, 64])
+def test_as_little_as_a_token_each_comes_to_an_end(num_at_once):
+    found = simulate(setting(0.8, num_at_once=num_at_once), tokens_each=1)
+    assert found.tokens_per_s > 0
+    assert found.accept_len >= 1
+
+
+def test_less_than_a_token_is_refused():
+    with pytest.raises(ValueError, match="tokens_each: 0 is below 1"):
+        simulate(setting(0.8), tokens_each=0)
