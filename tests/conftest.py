@@ -57,8 +57,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _leave_out_long_ones(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whoever names a test on the command line gets it."""
     node_ids = [item.nodeid for item in items]
-    if not any("::" in argument for argument in config.args):  # then whole files are here
+    by_name = any("::" in argument for argument in config.args)
+    if not by_name:  # so that whole files are here
         empty = long_runs.without_meaning(node_ids, long_runs.lines())
         if empty:
             raise pytest.UsageError("tests/left_to_long_runs.txt names no test:", *empty)
@@ -66,7 +68,7 @@ def _leave_out_long_ones(config: pytest.Config, items: list[pytest.Item]) -> Non
     left_out = [item for item in items if item.nodeid in named]
     for item in left_out:
         item.add_marker("long")
-    if not is_long():
+    if not is_long() and not by_name:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid not in named]
 
